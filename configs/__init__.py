@@ -1,0 +1,1 @@
+"""One file per study: its docstring says command, cost and expected number."""

@@ -1,0 +1,1 @@
+"""Flax linen modules: they own parameters and call the primitives of `attention`."""

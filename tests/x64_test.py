@@ -1,0 +1,16 @@
+"""Runs the tests that are marked `x64`: jax holds that setting for a whole process."""
+
+import pathlib
+import subprocess
+import sys
+
+
+def test_x64():
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "x64", "-q", "--no-header"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=pathlib.Path(__file__).parent.parent,
+    )
+    assert run.returncode == 0, run.stdout

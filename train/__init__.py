@@ -1,0 +1,1 @@
+"""Everything that runs: each program is a thin main over one function."""
