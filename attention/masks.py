@@ -1,0 +1,189 @@
+"""Masks as values: who may attend to whom, decided by position, composed with & | ~.
+
+A mask is a predicate on absolute positions p of the query and j of the key; query
+number i stands at p = i + offset, key number j at j:
+
+    causal        j ≤ p
+    window        p - left ≤ j ≤ p + right
+    prefix        j ≤ p  ∨  j < length
+    chunked       ⌊p / size⌋ = ⌊j / size⌋
+    segments      query_ids[p] = key_ids[j]
+    lengths       j < key_length  ∧  p < query_length
+    dense         array[p, j]
+    where         any function of p, j, the batch row and the head
+
+True = may attend. Nothing of the size T x S exists until `materialize` is called. A
+mask is a frozen pytree: arrays and offsets are leaves and may be traced; sizes and
+functions are static, so that an equal mask never compiles anew. An offset of the Python
+number 0 is no leaf at all, every other one is an int32.
+
+Prefix and segments: Raffel et al. 2019, arXiv:1910.10683. Windows: Child et al. 2019,
+arXiv:1904.10509; Beltagy et al. 2020, arXiv:2004.05150.
+"""
+
+import operator
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int
+
+from attention import mask_algebra, mask_leaves
+
+Mask = mask_algebra.Mask
+Predicate = mask_algebra.Predicate
+
+
+def causal(offset: Int[ArrayLike, ""] = 0) -> Mask:
+    """Keys at or before the query: j ≤ i + offset; offset 0 aligns top-left.
+
+    Args:
+      offset: position of query 0 among the keys; S - T aligns bottom-right.
+    """
+    return mask_leaves.Causal(offset=_offset(offset))
+
+
+def window(left: int | None, right: int | None, offset: Int[ArrayLike, ""] = 0) -> Mask:
+    """Keys at most `left` before and `right` after the query, both inclusive.
+
+    Args:
+      left: largest distance into the past, in positions; None: no bound.
+      right: largest distance into the future; None: no bound.
+      offset: position of query 0 among the keys.
+
+    Raises:
+      ValueError: if a distance is negative.
+    """
+    left = None if left is None else _at_least(0, left, name="left")
+    right = None if right is None else _at_least(0, right, name="right")
+    return mask_leaves.Window(left, right, offset=_offset(offset))
+
+
+def sliding_window(size: int, offset: Int[ArrayLike, ""] = 0) -> Mask:
+    """The last `size` keys up to the query, counting its own position: causal.
+
+    Raises:
+      ValueError: if size < 1.
+    """
+    return window(_at_least(1, size, name="size") - 1, 0, offset)
+
+
+def prefix(
+    length: Int[ArrayLike, ""] | Int[ArrayLike, "B"], offset: Int[ArrayLike, ""] = 0
+) -> Mask:
+    """Prefix-LM: everybody sees the first `length` keys; behind them causal.
+
+    Args:
+      length: number of keys in the prefix, one for all or one per row.
+      offset: position of query 0 among the keys.
+
+    Raises:
+      ValueError: if a static length is negative, or lengths have more than 1 dimension.
+    """
+    return mask_leaves.Prefix(
+        _row_lengths(length, name="length"), offset=_offset(offset)
+    )
+
+
+def chunked(size: int, offset: Int[ArrayLike, ""] = 0) -> Mask:
+    """Queries and keys of the same chunk of `size` positions, in both directions.
+
+    Raises:
+      ValueError: if size < 1.
+    """
+    return mask_leaves.Chunked(_at_least(1, size, name="size"), offset=_offset(offset))
+
+
+def segments(
+    query_ids: Int[ArrayLike, "T"] | Int[ArrayLike, "B T"],
+    key_ids: Int[ArrayLike, "S"] | Int[ArrayLike, "B S"] | None = None,
+    offset: Int[ArrayLike, ""] = 0,
+) -> Mask:
+    """Queries and keys of equal ids: documents packed into one row.
+
+    Args:
+      query_ids: id at each absolute position of a query.
+      key_ids: id at each position of a key; None: `query_ids`.
+      offset: position of query 0 among the keys.
+
+    Raises:
+      TypeError: if ids are not integers.
+      ValueError: if ids are neither [T] nor [B T].
+    """
+    query_ids = mask_algebra.integers(query_ids, ranks=(1, 2), name="query_ids")
+    if key_ids is not None:
+        key_ids = mask_algebra.integers(key_ids, ranks=(1, 2), name="key_ids")
+    return mask_leaves.Segments(query_ids, key_ids, offset=_offset(offset))
+
+
+def lengths(
+    key_lengths: Int[ArrayLike, ""] | Int[ArrayLike, "B"] | None,
+    query_lengths: Int[ArrayLike, ""] | Int[ArrayLike, "B"] | None = None,
+    offset: Int[ArrayLike, ""] = 0,
+) -> Mask:
+    """The first keys and queries of each row; the rest is padding.
+
+    Args:
+      key_lengths: number of keys, one for all or one per row; None: all.
+      query_lengths: the same for queries, counted in absolute positions.
+      offset: position of query 0 among the keys.
+
+    Raises:
+      TypeError: if lengths are not integers.
+      ValueError: if a static length is negative, or lengths have more than 1 dimension.
+    """
+    if key_lengths is not None:
+        key_lengths = _row_lengths(key_lengths, name="key_lengths")
+    if query_lengths is not None:
+        query_lengths = _row_lengths(query_lengths, name="query_lengths")
+    return mask_leaves.Lengths(key_lengths, query_lengths, offset=_offset(offset))
+
+
+def dense(array: Bool[ArrayLike, "..."], offset: Int[ArrayLike, ""] = 0) -> Mask:
+    """A given boolean array, indexed by absolute positions; nothing outside of it.
+
+    Args:
+      array: True = may attend; broadcasts from the right against [B N T S]. A
+        dimension of 1 holds for all.
+      offset: row of the array for query 0.
+
+    Raises:
+      TypeError: if the array is not boolean.
+      ValueError: if it has more than 4 dimensions.
+    """
+    array = mask_algebra.boolean(array, "mask must be boolean; use bias= for additive")
+    if array.ndim > 4:
+        raise ValueError(f"mask must be at most [B N T S], got {list(array.shape)}")
+    return mask_leaves.Dense(array, offset=_offset(offset))
+
+
+def where(predicate: Predicate, offset: Int[ArrayLike, ""] = 0) -> Mask:
+    """Any relation of positions, batch row and head.
+
+    Args:
+      predicate: `predicate(q_index, kv_index, *, batch, head) -> bool`, called with
+        int32 arrays of 4 dimensions, [B|1 1 T 1], [B|1 1 1 S], [B 1 1 1] and
+        [1 N 1 1]; its result broadcasts against [B N T S]. It is static: compiled
+        code is reused for the same function object, not for an equal one.
+      offset: position of query 0 among the keys.
+    """
+    return mask_leaves.Where(predicate, offset=_offset(offset))
+
+
+def _offset(offset: ArrayLike) -> Array | None:
+    if isinstance(offset, int) and offset == 0:
+        return None
+    return mask_algebra.integers(offset, ranks=(0,), name="offset").astype(jnp.int32)
+
+
+def _row_lengths(lengths: ArrayLike, *, name: str) -> Array:
+    if isinstance(lengths, int):
+        _at_least(0, lengths, name=name)
+    return mask_algebra.integers(lengths, ranks=(0, 1), name=name).astype(jnp.int32)
+
+
+def _at_least(least: int, value: int, *, name: str) -> int:
+    """The value, or a distance longer than any sequence that int32 sums allow."""
+    value = operator.index(value)
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return min(value, 2**30)
