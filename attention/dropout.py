@@ -1,0 +1,71 @@
+"""Dropout of attention weights, as a pure function of where the weight stands.
+
+Whether the weight of (batch b, head n, query i, key j) is kept is decided by a
+counter-based generator at exactly that index:
+
+    u(b, n, i, j) = threefry2x32(key = bits(rng ⊕ b ⊕ n), counter = (i, j))
+    kept  iff  u ≥ rate · 2³²
+
+so the mask does not depend on block sizes, on the implementation, on the number of
+devices or on how much of the score matrix is looked at: any part of it can be
+recomputed anywhere. Srivastava et al., 2014 (dropout); Salmon et al., 2011,
+"Parallel random numbers: as easy as 1, 2, 3" (the generator).
+"""
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+
+def apply(
+    weights: Float[Array, "T S"],
+    rng: Array,
+    batch: Int[Array, ""],
+    head: Int[Array, ""],
+    *,
+    rate: float,
+) -> Float[Array, "T S"]:
+    """Drops weights of one head; the others grow by 1/(1 - rate).
+
+    Args:
+      weights: of head `head` in row `batch`, for queries 0 … T-1 and keys 0 … S-1.
+      rng: one key for all rows and heads.
+      batch: index of the row.
+      head: index of the query head.
+      rate: the probability of dropping a weight, 0 ≤ rate < 1.
+
+    Returns:
+      Weights whose expectation over keys is `weights`.
+    """
+    query_index = lax.broadcasted_iota(jnp.int32, (weights.shape[0], 1), 0)
+    key_index = lax.broadcasted_iota(jnp.int32, (1, weights.shape[1]), 1)
+    rng = jax.random.fold_in(jax.random.fold_in(rng, batch), head)
+    keep = kept(rng, query_index, key_index, rate=rate)
+    return jnp.where(keep, weights / (1 - rate), 0)
+
+
+def kept(
+    rng: Array,
+    query_index: Int[Array, "T 1"],
+    key_index: Int[Array, "1 S"],
+    *,
+    rate: float,
+) -> Bool[Array, "T S"]:
+    """Says which weights of one head survive.
+
+    Args:
+      rng: the key of one head of one row.
+      query_index: positions i of the rows.
+      key_index: positions j of the columns.
+      rate: the probability of dropping a weight, 0 ≤ rate < 1.
+
+    Returns:
+      True with probability 1 - rate, independently for every (i, j).
+    """
+    rows, columns = jnp.broadcast_arrays(query_index, key_index)
+    counters = jnp.stack([rows, columns]).astype(jnp.uint32)
+    seed = jax.random.bits(rng, (2,), jnp.uint32)
+    bits = jex.random.threefry_2x32(seed, counters)[0]
+    return bits >= jnp.uint32(round(rate * 2**32))
