@@ -1,0 +1,96 @@
+"""The language model's configuration.
+
+Config files hold every value, once, so the dataclass carries no defaults. The second
+half of each annotation is the field's help text, which `--help` prints.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Annotated
+
+from attention import dot_product
+
+POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "none")
+DTYPES = ("float32", "bfloat16", "float16")
+IMPLEMENTATIONS = ("auto", *dot_product.IMPLEMENTATIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalLMConfig:
+    """A decoder-only language model.
+
+    Raises:
+      ValueError: a value out of range, or values that do not fit each other.
+    """
+
+    num_layers: Annotated[int, "L, blocks"]
+    num_heads: Annotated[int, "N, query heads; divides width"]
+    num_kv_heads: Annotated[int, "K, key/value heads; divides num_heads; 0 = num_heads"]
+    width: Annotated[int, "E, model width"]
+    mlp_width: Annotated[int, "F, hidden width of a block's MLP"]
+    context: Annotated[int, "T, tokens that the model sees at once"]
+    positions: Annotated[str, f"one of {', '.join(POSITIONS)}"]
+    window: Annotated[int, "keys that a query sees, its own among them; 0 = all before"]
+    scale: Annotated[float, "factor of the scores; 0 = 1 / sqrt(head width)"]
+    use_bias: Annotated[bool, "biases in projections, MLP and norms"]
+    tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
+    dropout_rate: Annotated[float, "chance that training drops a value, in [0, 1)"]
+    dtype: Annotated[str, f"of the computation, not of parameters: {', '.join(DTYPES)}"]
+    implementation: Annotated[str, f"of attention: {', '.join(IMPLEMENTATIONS)}"]
+
+    def __post_init__(self) -> None:
+        """Checks each value, then values against each other."""
+        at_least(self, 1, "num_layers", "num_heads", "width", "mlp_width", "context")
+        at_least(self, 0, "num_kv_heads", "window", "scale")
+        fraction(self, "dropout_rate")
+        one_of(self, "positions", POSITIONS)
+        one_of(self, "dtype", DTYPES)
+        one_of(self, "implementation", IMPLEMENTATIONS)
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"width must be a multiple of num_heads, got width={self.width} and "
+                f"num_heads={self.num_heads}"
+            )
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                "num_heads must be a multiple of num_kv_heads, got "
+                f"num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads}"
+            )
+        if self.positions == "rotary" and self.head_width % 2:
+            raise ValueError(
+                "rotary positions need an even head width, got width / num_heads = "
+                f"{self.width} / {self.num_heads} = {self.head_width}"
+            )
+        if self.positions == "sinusoidal" and self.width % 2:
+            raise ValueError(
+                f"sinusoidal positions need an even width, got width={self.width}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """H, the width of a query/key head."""
+        return self.width // self.num_heads
+
+
+def at_least(config: object, minimum: float, *names: str) -> None:
+    """Raises ValueError unless each named field is finite and >= `minimum`."""
+    for name in names:
+        value = getattr(config, name)
+        if not minimum <= value < math.inf:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def fraction(config: object, *names: str) -> None:
+    """Raises ValueError unless each named field lies in [0, 1)."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {value}")
+
+
+def one_of(config: object, name: str, known: Iterable[str]) -> None:
+    """Raises ValueError, listing the known names, unless the field holds one."""
+    value = getattr(config, name)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")

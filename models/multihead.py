@@ -1,0 +1,273 @@
+"""Multi-head attention: project, attend in every head, project back.
+
+    headₙ  = attention(x_q W_qⁿ, x_k W_kⁿ, x_v W_vⁿ)
+    output = Σₙ headₙ W_oⁿ
+
+Vaswani et al., 2017, arXiv:1706.03762. Parameters, constructor and call are those of
+`flax.linen.MultiHeadDotProductAttention`, so a checkpoint of one loads into the other.
+Beyond it: grouped key/value heads, rotary and ALiBi positions, lazy masks, and every
+implementation of `attention.dot_product_attention`.
+"""
+
+import warnings
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.linen import dtypes
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+import attention
+from attention import masks, positions, softmax
+from models import layers
+
+PositionEncoding = Literal["none", "rotary", "alibi"]
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head, grouped or multi-query attention; self-attention or cross-attention.
+
+    Attributes:
+      num_heads: N query heads.
+      dtype: of the computation; None: inferred from inputs and parameters.
+      param_dtype: of the parameters.
+      qkv_features: width of all query heads together, N · H; None: the input's width.
+      out_features: width of the output; None: the input's width.
+      broadcast_dropout: drop the same weights in every row and head, as flax does.
+      dropout_rate: the probability of dropping an attention weight.
+      deterministic: if True, no dropout; may be given at the call instead.
+      precision: of the matrix products.
+      kernel_init: initializer of the projections.
+      out_kernel_init: initializer of the output projection; None: `kernel_init`.
+      bias_init: initializer of the biases.
+      out_bias_init: initializer of the output's bias; None: `bias_init`.
+      use_bias: whether the four projections have biases.
+      normalize_qk: LayerNorm on queries and keys (Dehghani et al., 2023,
+        arXiv:2302.05442).
+      num_kv_heads: K key/value heads, a divisor of N; None: N.
+      position_encoding: 'rotary' turns queries and keys by their positions, 'alibi'
+        lowers scores in proportion to the distance, 'none' does nothing.
+      scale: multiplies q·k; None: 1/√H.
+      implementation: of `attention.dot_product_attention`; None: chosen.
+    """
+
+    num_heads: int
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    qkv_features: int | None = None
+    out_features: int | None = None
+    broadcast_dropout: bool = True
+    dropout_rate: float = 0.0
+    deterministic: bool | None = None
+    precision: lax.PrecisionLike = None
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    out_kernel_init: nn.initializers.Initializer | None = None
+    bias_init: nn.initializers.Initializer = nn.initializers.zeros_init()
+    out_bias_init: nn.initializers.Initializer | None = None
+    use_bias: bool = True
+    normalize_qk: bool = False
+    num_kv_heads: int | None = None
+    position_encoding: PositionEncoding = "none"
+    scale: float | None = None
+    implementation: str | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs_q: Float[Array, "*B T E"],
+        inputs_k: Float[Array, "*B S E"] | None = None,
+        inputs_v: Float[Array, "*B S E"] | None = None,
+        *,
+        inputs_kv: Float[Array, "*B S E"] | None = None,
+        mask: masks.Mask | Array | None = None,
+        deterministic: bool | None = None,
+        dropout_rng: Array | None = None,
+        sow_weights: bool = False,
+        query_positions: Int[Array, "*B T"] | None = None,
+        key_positions: Int[Array, "*B S"] | None = None,
+    ) -> Float[Array, "*B T E"]:
+        """Attends from `inputs_q` to `inputs_k`, and sums `inputs_v`.
+
+        Args:
+          inputs_q: what the queries are made of.
+          inputs_k: what the keys are made of; None: `inputs_q` (self-attention).
+          inputs_v: what the values are made of; None: `inputs_k`.
+          inputs_kv: flax's deprecated way to give both at once.
+          mask: True = may attend: a `masks.Mask`, or an array that broadcasts from
+            the right against [*B N T S], boolean or as flax makes them, of 0 and 1.
+          deterministic: if True, no dropout; give it here or as the attribute.
+          dropout_rng: a key; None: the 'dropout' stream, if there is dropout.
+          sow_weights: sow the weights [*B N T S], before dropout, as
+            'attention_weights' in the 'intermediates' collection.
+          query_positions: for 'rotary' and 'alibi'; None: 0 … T-1.
+          key_positions: the same for keys; None: as the queries' in self-attention,
+            else 0 … S-1.
+
+        Returns:
+          [*B T out_features].
+
+        Raises:
+          TypeError: if the mask is an array of other numbers than 0 and 1.
+          ValueError: if widths, heads or shapes do not fit.
+        """
+        if inputs_k is None and inputs_kv is None and key_positions is None:
+            key_positions = query_positions
+        inputs_k, inputs_v = _key_and_value_inputs(
+            inputs_q, inputs_k, inputs_v, inputs_kv
+        )
+        num_kv_heads = self.num_kv_heads or self.num_heads
+        qkv_features = self.qkv_features or inputs_q.shape[-1]
+        if qkv_features % self.num_heads:
+            raise ValueError(
+                f"qkv_features={qkv_features} do not divide into "
+                f"num_heads={self.num_heads}"
+            )
+        if self.num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={num_kv_heads} does not divide "
+                f"num_heads={self.num_heads}"
+            )
+        head_width = qkv_features // self.num_heads
+
+        def project(name: str, x: Array, num_heads: int) -> Array:
+            return layers.Projection(
+                features=(num_heads, head_width),
+                kernel_init=self.kernel_init,
+                bias_init=self.bias_init,
+                use_bias=self.use_bias,
+                dtype=self.dtype,
+                param_dtype=self.param_dtype,
+                precision=self.precision,
+                name=name,
+            )(x)
+
+        query = project("query", inputs_q, self.num_heads)
+        key = project("key", inputs_k, num_kv_heads)
+        value = project("value", inputs_v, num_kv_heads)
+        if self.normalize_qk:
+            query, key = (
+                nn.LayerNorm(
+                    use_bias=False,
+                    dtype=self.dtype,
+                    param_dtype=self.param_dtype,
+                    name=name,
+                )(x)
+                for name, x in (("query_ln", query), ("key_ln", key))
+            )
+        query, key, value = dtypes.promote_dtype(query, key, value, dtype=self.dtype)
+        query, key, score_mod = _with_positions(
+            self.position_encoding, query, key, query_positions, key_positions
+        )
+        mask = _as_mask(mask)
+        if sow_weights:
+            weights = attention.attention_weights(
+                query,
+                key,
+                mask=mask,
+                scale=self.scale,
+                score_mod=score_mod,
+                precision=self.precision,
+            )
+            self.sow("intermediates", "attention_weights", weights)
+        dropout_rate = 0.0
+        if self.dropout_rate > 0 and not nn.merge_param(
+            "deterministic", self.deterministic, deterministic
+        ):
+            dropout_rate = self.dropout_rate
+            if dropout_rng is None:
+                dropout_rng = self.make_rng("dropout")
+        x = attention.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            scale=self.scale,
+            score_mod=score_mod,
+            dropout_rate=dropout_rate,
+            dropout_rng=dropout_rng,
+            broadcast_dropout=self.broadcast_dropout,
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+        return layers.Projection(
+            features=(self.out_features or inputs_q.shape[-1],),
+            contracted=2,
+            kernel_init=self.out_kernel_init or self.kernel_init,
+            bias_init=self.out_bias_init or self.bias_init,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            precision=self.precision,
+            name="out",
+        )(x)
+
+
+def _key_and_value_inputs(
+    inputs_q: Array,
+    inputs_k: Array | None,
+    inputs_v: Array | None,
+    inputs_kv: Array | None,
+) -> tuple[Array, Array]:
+    """What keys and values are made of, by flax's rules."""
+    if inputs_kv is not None:
+        if inputs_k is not None or inputs_v is not None:
+            raise ValueError(
+                "If either `inputs_k` or `inputs_v` is not None, `inputs_kv` must be "
+                "None."
+            )
+        warnings.warn(
+            "The inputs_kv arg will be deprecated soon. Use inputs_k and inputs_v.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return inputs_kv, inputs_kv
+    if inputs_k is None:
+        if inputs_v is not None:
+            raise ValueError("`inputs_k` cannot be None if `inputs_v` is not None.")
+        inputs_k = inputs_q
+    return inputs_k, inputs_k if inputs_v is None else inputs_v
+
+
+def _with_positions(
+    encoding: PositionEncoding,
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    query_positions: Int[Array, "*B T"] | None,
+    key_positions: Int[Array, "*B S"] | None,
+) -> tuple[Array, Array, softmax.ScoreMod | None]:
+    """Tells queries and keys, or their scores, where they stand."""
+    if encoding == "none":
+        return query, key, None
+    if encoding == "alibi":
+        slopes = jnp.asarray(positions.alibi_slopes(query.shape[-2]))
+        return query, key, positions.alibi(slopes, query_positions, key_positions)
+    if encoding != "rotary":
+        raise ValueError(
+            f"position_encoding must be 'none', 'rotary' or 'alibi', got {encoding!r}"
+        )
+    if query_positions is None:
+        query_positions = jnp.arange(query.shape[-3], dtype=jnp.int32)
+    if key_positions is None:
+        key_positions = jnp.arange(key.shape[-3], dtype=jnp.int32)
+    return (
+        positions.rotary(query, query_positions),
+        positions.rotary(key, key_positions),
+        None,
+    )
+
+
+def _as_mask(mask: masks.Mask | Array | None) -> masks.Mask | Array | None:
+    """Takes flax's masks of 0 and 1 for booleans; refuses other numbers."""
+    if mask is None or isinstance(mask, masks.Mask) or mask.dtype == jnp.bool_:
+        return mask
+    if not isinstance(mask, jax.core.Tracer):
+        numbers = np.asarray(mask)
+        if not np.isin(numbers, (0, 1)).all():
+            raise TypeError(
+                f"mask must be boolean, or of the numbers 0 and 1 (True = may attend); "
+                f"got {mask.dtype} with other values: an additive bias is no mask"
+            )
+    return mask != 0
