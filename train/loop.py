@@ -1,0 +1,382 @@
+"""The training loop: many steps in one compiled program, and the driver around it.
+
+A step draws a batch, adds up the gradients of its K micro-batches and updates:
+
+    x, y = examples(batch(seed, step))
+    g = ∑ₖ ∇θ nats(xₖ, yₖ) ÷ targets(y)
+    θ, o ← update(g, θ, o) where loss and ‖g‖ are finite, else θ, o
+
+Each micro-batch is divided by the targets of the whole batch, so gradients simply add,
+however unevenly the targets are spread. The batch is drawn whole and then cut: K
+micro-batches of B sequences are those of one batch of K B, and but for rounding and the
+dropout masks the update is the same.
+
+A step is a pure function of (seed, step, θ, o): a run that was interrupted and
+continued equals one that was not, bit for bit.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from absl import logging
+from jaxtyping import Array, Bool, Float, Int
+
+from train import config, data, loss, optimizer
+
+# Tokens [B T+1] to inputs and targets [B T]: `loss.next_token` or `loss.same_token`.
+Examples = Callable[[Array], tuple[Array, Array]]
+# (state, corpus, number of steps) to (state, metrics), compiled.
+TrainSteps = jax.stages.Wrapped
+
+
+@flax.struct.dataclass
+class State:
+    """All that a run needs to continue.
+
+    Attributes:
+      step: batches consumed.
+      params: parameters of the model.
+      opt_state: state of the optimiser.
+      skipped: steps whose loss or gradient was not finite. They consumed a batch and
+        changed nothing else, so step - skipped updates were made.
+    """
+
+    step: Int[Array, ""]
+    params: optax.Params
+    opt_state: optax.OptState
+    skipped: Int[Array, ""]
+
+
+@flax.struct.dataclass
+class Metrics:
+    """What a chunk of steps reports.
+
+    Attributes:
+      loss: nats per target, mean over the steps.
+      gradient_norm: norm before clipping, mean over the steps.
+      learning_rate: that of the last step.
+    """
+
+    loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+
+
+def init_state(
+    model: nn.Module,
+    rng: Array,
+    *,
+    optimizer_config: config.OptimizerConfig,
+    train_config: config.TrainConfig,
+    context: int,
+) -> State:
+    """Draws the parameters and starts the optimiser.
+
+    Args:
+      model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
+      rng: key of the parameters.
+      optimizer_config: as for `optimizer.make`.
+      train_config: the number of steps.
+      context: T.
+
+    Returns:
+      The state before the first step.
+    """
+    transformation = optimizer.make(optimizer_config, train_config.steps)
+
+    @jax.jit
+    def init(rng: Array) -> State:
+        tokens = jnp.zeros((1, context), jnp.int32)
+        params = model.init(rng, tokens, deterministic=True)["params"]
+        zero = jnp.zeros((), jnp.int32)
+        return State(zero, params, transformation.init(params), zero)
+
+    return init(rng)
+
+
+def loss_and_gradients(
+    model: nn.Module,
+    params: optax.Params,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    mask: Bool[Array, "B T"] | None = None,
+    *,
+    rng: Array,
+    accumulation: int,
+) -> tuple[Float[Array, ""], optax.Updates]:
+    """Mean loss over the targets of a batch, and its gradient.
+
+    Args:
+      model: as for `init_state`.
+      params: its parameters.
+      inputs: ids that the model reads.
+      targets: ids that it should predict.
+      mask: True = the target counts; None = all do.
+      rng: key of this step's dropout; the micro-batch's index is folded in here.
+      accumulation: K, micro-batches of B / K rows each.
+
+    Returns:
+      Nats per target, and the gradient by the parameters; both 0 if no target counts.
+
+    Raises:
+      ValueError: the rows do not divide into micro-batches.
+    """
+    batch_size = inputs.shape[0]
+    if batch_size % accumulation:
+        raise ValueError(
+            f"a batch of {batch_size} sequences does not divide into "
+            f"{accumulation} micro-batches"
+        )
+    count = targets.size if mask is None else jnp.maximum(jnp.sum(mask), 1)
+
+    def share(
+        params: optax.Params,
+        index: Array,
+        inputs: Array,
+        targets: Array,
+        mask: Array | None,
+    ) -> Array:
+        logits: Any = model.apply(
+            {"params": params},
+            inputs,
+            deterministic=False,
+            rngs={"dropout": jax.random.fold_in(rng, index)},
+        )
+        nats, _ = loss.cross_entropy(logits, targets, mask)
+        return nats / count
+
+    def add(sums: Any, micro_batch: Any) -> tuple[Any, None]:
+        terms = jax.value_and_grad(share)(params, *micro_batch)
+        return jax.tree.map(jnp.add, sums, terms), None
+
+    rows = jax.tree.map(
+        lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (inputs, targets, mask)
+    )
+    zeros = jnp.zeros((), jnp.float32), optax.tree.zeros_like(params)
+    sums, _ = jax.lax.scan(add, zeros, (jnp.arange(accumulation), *rows))
+    return sums
+
+
+def make_train_steps(
+    model: nn.Module,
+    rng: Array,
+    *,
+    optimizer_config: config.OptimizerConfig,
+    train_config: config.TrainConfig,
+    context: int,
+    examples: Examples,
+) -> TrainSteps:
+    """Compiles the training step, any number of times in a row.
+
+    Args:
+      model: as for `init_state`.
+      rng: key of the run's batches and dropout; the step is folded in.
+      optimizer_config: as for `optimizer.make`.
+      train_config: number of steps in all, sequences and micro-batches of one step.
+      context: T.
+      examples: `loss.next_token`, or what else makes inputs and targets of tokens.
+
+    Returns:
+      A compiled function (state, corpus [M], num_steps) -> (state, metrics). Another
+      num_steps does not compile again. The state that it takes is donated: its buffers
+      are gone after the call.
+    """
+    transformation = optimizer.make(optimizer_config, train_config.steps)
+    learning_rate = optimizer.schedule(optimizer_config, train_config.steps)
+    batch_rng, dropout_rng = jax.random.split(rng)
+
+    def train_step(state: State, corpus: Array) -> tuple[State, Metrics]:
+        tokens = data.sample_batch(
+            corpus,
+            batch_rng,
+            state.step,
+            batch_size=train_config.batch_size * train_config.accumulation,
+            context=context,
+        )
+        nats, grads = loss_and_gradients(
+            model,
+            state.params,
+            *examples(tokens),
+            rng=jax.random.fold_in(dropout_rng, state.step),
+            accumulation=train_config.accumulation,
+        )
+        # The clipping inside the optimiser needs this norm as well: one program, so
+        # the compiler computes it once.
+        norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(norm) & jnp.isfinite(nats)
+        updates, opt_state = transformation.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state),
+            (state.params, state.opt_state),
+        )
+        rate = learning_rate(state.step - state.skipped + 1)
+        skipped = state.skipped + ~finite
+        state = State(state.step + 1, params, opt_state, skipped)
+        return state, Metrics(nats, norm, rate)
+
+    def train_steps(
+        state: State, corpus: Int[Array, "M"], num_steps: int | Int[Array, ""]
+    ) -> tuple[State, Metrics]:
+        def body(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+            state, sums = carry
+            state, metrics = train_step(state, corpus)
+            return state, Metrics(
+                sums.loss + metrics.loss,
+                sums.gradient_norm + metrics.gradient_norm,
+                metrics.learning_rate,
+            )
+
+        zero = jnp.zeros((), jnp.float32)
+        state, sums = jax.lax.fori_loop(
+            0, num_steps, body, (state, Metrics(zero, zero, zero))
+        )
+        return state, Metrics(
+            sums.loss / num_steps, sums.gradient_norm / num_steps, sums.learning_rate
+        )
+
+    return jax.jit(train_steps, donate_argnums=0)
+
+
+def begin(
+    model: nn.Module, rng: Array, settings: config.Config, *, examples: Examples
+) -> tuple[State, TrainSteps]:
+    """The first state of a run, and the steps that train it.
+
+    Args:
+      model: as for `init_state`.
+      rng: key of the run, split here between parameters and steps.
+      settings: of the run.
+      examples: as for `make_train_steps`.
+
+    Returns:
+      What `init_state` and `make_train_steps` return.
+    """
+    init_rng, steps_rng = jax.random.split(rng)
+    state = init_state(
+        model,
+        init_rng,
+        optimizer_config=settings.optimizer,
+        train_config=settings.train,
+        context=settings.model.context,
+    )
+    train_steps = make_train_steps(
+        model,
+        steps_rng,
+        optimizer_config=settings.optimizer,
+        train_config=settings.train,
+        context=settings.model.context,
+        examples=examples,
+    )
+    return state, train_steps
+
+
+def fit(
+    train_steps: TrainSteps,
+    state: State,
+    corpus: Int[Array, "M"],
+    *,
+    train_config: config.TrainConfig,
+    context: int,
+    log: Callable[[dict[str, float]], None],
+    save: Callable[[State], None],
+) -> State:
+    """Trains to the last step, logging and saving on the way.
+
+    The steps run in chunks that end at each multiple of `log_every` and of
+    `checkpoint_every` and at the last step. SIGINT and SIGTERM wait for the end of a
+    chunk, because in the middle of it there is no state: the old one is donated. Then
+    the state is saved and the signal goes to the handler that would have had it. While
+    the program compiles, before the first chunk, signals act at once.
+
+    Args:
+      train_steps: of `make_train_steps`.
+      state: where to start or to continue; donated.
+      corpus: token ids of the training split.
+      train_config: the number of steps, of sequences a step, and the two intervals.
+      context: T.
+      log: takes the record of each chunk: `step`, `loss` (nats per token),
+        `gradient_norm`, `learning_rate`, `skipped` (steps so far), `seconds`
+        (compilation, logging and saving excluded) and `tokens_per_second`.
+      save: stores a state, every `checkpoint_every` steps, at the end and when
+        interrupted, after the record was logged.
+
+    Returns:
+      The state after the last step.
+    """
+    tokens_per_step = train_config.batch_size * train_config.accumulation * context
+    step = saved = int(state.step)
+    skipped = int(state.skipped)
+    if step >= train_config.steps:
+        return state
+    train_steps.lower(state, corpus, 0).compile()
+    with _deferred_signals() as received:
+        while step < train_config.steps and not received:
+            end = _chunk_end(step, train_config)
+            start = time.perf_counter()
+            state, metrics = train_steps(state, corpus, end - step)
+            jax.block_until_ready(state)
+            seconds = time.perf_counter() - start
+            newly_skipped = int(state.skipped) - skipped
+            if newly_skipped:
+                logging.warning(
+                    "steps %d to %d: %d skipped, loss or gradient not finite",
+                    step + 1,
+                    end,
+                    newly_skipped,
+                )
+            tokens = (end - step) * tokens_per_step
+            step, skipped = end, skipped + newly_skipped
+            log(
+                {
+                    "step": step,
+                    "loss": float(metrics.loss),
+                    "gradient_norm": float(metrics.gradient_norm),
+                    "learning_rate": float(metrics.learning_rate),
+                    "skipped": skipped,
+                    "seconds": seconds,
+                    "tokens_per_second": tokens / seconds,
+                }
+            )
+            if step % train_config.checkpoint_every == 0:
+                save(state)
+                saved = step
+        if step > saved:
+            save(state)
+    return state
+
+
+def _chunk_end(step: int, train_config: config.TrainConfig) -> int:
+    intervals = train_config.log_every, train_config.checkpoint_every
+    return min(train_config.steps, *(step - step % n + n for n in intervals))
+
+
+@contextlib.contextmanager
+def _deferred_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM, and raises them again when the block is left."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        # Python handles signals in its main thread only: none can interrupt here.
+        yield received
+        return
+    handlers = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for received_number in received:
+        signal.raise_signal(received_number)
