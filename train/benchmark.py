@@ -1,0 +1,176 @@
+"""Measures a training step, beside the same model in eager PyTorch where installed.
+
+    python -m train.benchmark --what=train_step --config=configs/shakespeare_char.py
+
+The two take turns, so that a busy machine slows both; medians and quartiles of
+milliseconds per step are printed, and their ratio. Before anything is timed, both
+must give the same logits for the same parameters (within 1e-4). Data are random
+tokens of the vocabulary of `--config`'s corpus: no file is needed.
+
+Exit status: 0 measured, 1 the two disagree, 2 unusable arguments.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.progress
+import rich.table
+from absl import flags
+
+from models import transformer
+from train import cli, data, loop, loss, workdir
+from train import config as config_lib
+
+WHAT = ("train_step",)
+TOLERANCE = 1e-4
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], Any]], *, rounds: int
+) -> dict[str, list[float]]:
+    """Times functions in turn, A B A B …, so that noise hits all alike.
+
+    Args:
+      runs: name -> function; each returns when its work is done.
+      rounds: times that each is called, after one call that is not counted.
+
+    Returns:
+      Seconds per call.
+    """
+    for run in runs.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in rich.progress.track(range(rounds), "measuring"):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def train_step(
+    config: config_lib.Config, corpus: data.Corpus, *, rounds: int, steps: int
+) -> dict[str, Any] | None:
+    """Times a training step here and, where it is installed, in PyTorch.
+
+    Args:
+      config: model, batch and optimiser.
+      corpus: tokens to train on.
+      rounds: measurements of each.
+      steps: training steps of one measurement.
+
+    Returns:
+      Results for JSON; None if the two models disagree.
+
+    Raises:
+      ValueError: the PyTorch peer lacks something that the configuration asks for.
+    """
+    model = transformer.CausalLM(config.model, corpus.tokenizer.vocab_size)
+    state, train_steps = loop.begin(
+        model, jax.random.key(config.seed), config, examples=loss.next_token
+    )
+    runs: dict[str, Callable[[], Any]] = {}
+    versions = {"softlookup": f"jax {jax.__version__}, {jax.devices()[0].device_kind}"}
+    if importlib.util.find_spec("torch"):
+        from train import torch_peer  # an extra, and slow to import
+
+        peer = torch_peer.CausalLM(config.model, jax.device_get(state.params))
+        rows = corpus.validation[: config.model.context][None]
+        ours = model.apply({"params": state.params}, rows, deterministic=True)
+        error = np.max(np.abs(np.asarray(ours) - torch_peer.logits(peer, rows)))
+        print(f"largest difference of logits: {error:.1e}")
+        if not error <= TOLERANCE:
+            return None
+        trainer = torch_peer.Trainer(peer, config, corpus)
+        runs["torch"] = lambda: [trainer.step() for _ in range(steps)]
+        versions["torch"] = torch_peer.version()
+    tokens = jnp.asarray(corpus.train)
+    start = time.perf_counter()
+    train_steps.lower(state, tokens, steps).compile()
+    compile_seconds = time.perf_counter() - start
+
+    def run() -> None:
+        nonlocal state
+        state, _ = jax.block_until_ready(train_steps(state, tokens, steps))
+
+    runs["softlookup"] = run
+    seconds = interleaved(runs, rounds=rounds)
+    quartiles = {
+        name: np.percentile(np.array(times) / steps * 1e3, (25, 50, 75)).tolist()
+        for name, times in seconds.items()
+    }
+    return {
+        "what": "train_step",
+        "milliseconds": quartiles,
+        "ratio": {
+            name: quartiles["softlookup"][1] / median
+            for name, (_, median, _) in quartiles.items()
+        },
+        "compile_seconds": compile_seconds,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def show(results: Mapping[str, Any]) -> None:
+    """Prints the results as a table."""
+    table = rich.table.Table(title=f"{results['what']} on {results['machine']}")
+    for heading in ("", "ms, median", "quartiles", "softlookup takes"):
+        table.add_column(heading)
+    for name, (low, median, high) in results["milliseconds"].items():
+        table.add_row(
+            f"{name} ({results['versions'][name]})",
+            f"{median:.2f}",
+            f"{low:.2f} to {high:.2f}",
+            f"{results['ratio'][name]:.2f} of it",
+        )
+    rich.console.Console().print(table)
+    print(f"compilation: {results['compile_seconds']:.1f} s")
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Declares the program's flags."""
+    cli.define_config(values, config_lib.Config)
+    flags.DEFINE_enum(
+        "what", "train_step", WHAT, "what is measured", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "rounds", 20, "measurements of each", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_integer(
+        "steps", 10, "steps of one measurement", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_string("output", None, "JSON file for the results", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> int:
+    """Parses flags, measures, and reports."""
+    config = cli.read_config(values, config_lib.Config)
+    with cli.usage_errors():
+        corpus = workdir.load_corpus(config)
+        results = train_step(config, corpus, rounds=values.rounds, steps=values.steps)
+    if results is None:
+        print("softlookup and PyTorch disagree: nothing was timed")
+        return 1
+    show(results)
+    if values.output is not None:
+        with cli.usage_errors():
+            workdir.write(
+                pathlib.Path(values.output), json.dumps(results, indent=2) + "\n"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main, define_flags)

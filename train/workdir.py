@@ -1,0 +1,130 @@
+"""The folder of a run: what lies in it, and whose it is.
+
+    config.json     every value of the configuration
+    corpus.json     path and SHA-256 of the text, and the tokenizer
+    metrics.jsonl   one line per logged step
+    checkpoints/    the latest states
+    figures/        pictures, and the arrays behind them
+    report.json     what came out
+
+A workdir belongs to one configuration and one text: a rerun with the same continues
+it, a run with another is refused.
+"""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from train import config as config_lib
+from train import data
+
+CONFIG, CORPUS, REPORT = "config.json", "corpus.json", "report.json"
+CHECKPOINTS, FIGURES, PROFILE = "checkpoints", "figures", "profile"
+
+
+def claim(
+    workdir: pathlib.Path, config: config_lib.Config, corpus: data.Corpus
+) -> None:
+    """Makes the folder the run's own, or checks that it already is.
+
+    Args:
+      workdir: made if it is missing.
+      config: of the run.
+      corpus: the text that the config names.
+
+    Raises:
+      ValueError: the folder cannot be written, or holds a run of another
+        configuration or of another text. Nothing was written then.
+    """
+    owners = {
+        CONFIG: config_lib.to_json(config),
+        CORPUS: json.dumps(_corpus_record(corpus), indent=2) + "\n",
+    }
+    if workdir.exists() and not workdir.is_dir():
+        raise ValueError(f"workdir {str(workdir)!r} is not a folder")
+    for name, text in owners.items():
+        path = workdir / name
+        if path.exists() and path.read_text() != text:
+            difference = _difference(json.loads(path.read_text()), json.loads(text))
+            raise ValueError(
+                f"workdir {str(workdir)!r} holds another run: {difference}"
+            )
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        for name, text in owners.items():
+            write(workdir / name, text)
+    except OSError as error:
+        raise ValueError(
+            f"workdir {str(workdir)!r} cannot be written: {error.strerror}"
+        ) from None
+
+
+def read(workdir: pathlib.Path) -> tuple[config_lib.Config, data.Corpus]:
+    """The configuration and the text of a run.
+
+    Args:
+      workdir: of a run that was begun.
+
+    Returns:
+      The configuration, and the corpus, read again from where it came from.
+
+    Raises:
+      ValueError: no run was begun here, its files are damaged, or the text is gone or
+        has changed.
+    """
+    try:
+        config_text = (workdir / CONFIG).read_text()
+        record = json.loads((workdir / CORPUS).read_text())
+    except OSError as error:
+        raise ValueError(
+            f"workdir {str(workdir)!r} holds no run: {error.strerror}"
+        ) from None
+    config = config_lib.from_json(config_text, config_lib.Config)
+    corpus = load_corpus(config)
+    if _corpus_record(corpus) != record:
+        raise ValueError(
+            f"the text {corpus.path!r} is not the one of this run: "
+            f"{_difference(record, _corpus_record(corpus))}"
+        )
+    return config, corpus
+
+
+def load_corpus(config: config_lib.Config) -> data.Corpus:
+    """The corpus that a configuration names."""
+    return data.load_corpus(
+        config.data.path,
+        tokenizer=config.data.tokenizer,
+        context=config.model.context,
+    )
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Writes a file under a temporary name and renames it: whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def update_report(workdir: pathlib.Path, entries: dict[str, Any]) -> None:
+    """Writes entries into report.json, beside those that are there."""
+    path = workdir / REPORT
+    report = json.loads(path.read_text()) if path.exists() else {}
+    write(path, json.dumps(report | entries, indent=2) + "\n")
+
+
+def _corpus_record(corpus: data.Corpus) -> dict[str, Any]:
+    return {
+        "path": corpus.path,
+        "sha256": corpus.sha256,
+        "tokenizer": corpus.tokenizer.to_json(),
+    }
+
+
+def _difference(old: Any, new: Any, name: str = "") -> str:
+    """The first value in which two trees differ, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *new]:
+            if old.get(key) != new.get(key):
+                return _difference(old.get(key), new.get(key), f"{name}.{key}")
+    return f"{name.lstrip('.')} is {old!r} there and {new!r} here"
