@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import numbers
 
 import jax.numpy as jnp
 from jax import lax
@@ -98,8 +97,11 @@ def options(
         bias = _aligned(jnp.asarray(bias), scores_shape, name="bias")
     if mask is not None and not isinstance(mask, masks.Mask):
         mask = masks.dense(_aligned(jnp.asarray(mask), scores_shape, name="mask"))
-    if isinstance(local_window_size, numbers.Integral):
-        local_window_size = (int(local_window_size), int(local_window_size))
+    window = (
+        (local_window_size, local_window_size)
+        if isinstance(local_window_size, int)
+        else local_window_size
+    )
     query_seq_lengths = _lengths(query_seq_lengths, batch, name="query_seq_lengths")
     key_value_seq_lengths = _lengths(
         key_value_seq_lengths, batch, name="key_value_seq_lengths"
@@ -128,13 +130,13 @@ def options(
         return_residual=return_residual,
         mask=mask,
         is_causal=is_causal,
-        local_window_size=local_window_size,
+        local_window_size=window,
         query_seq_lengths=query_seq_lengths,
         key_value_seq_lengths=key_value_seq_lengths,
         visible=_visible(
             mask,
             is_causal,
-            local_window_size,
+            window,
             key_value_seq_lengths,
             query_seq_lengths,
         ),

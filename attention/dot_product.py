@@ -123,11 +123,11 @@ def dot_product_attention(
         return_residual=return_residual,
     )
     rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)]
-    rows = _without_padding(*rows, options.visible)
-    name = implementation or choose(*rows, options)
-    output, residual = IMPLEMENTATIONS[name](*rows, options)
+    q, k, v = _without_padding(options.visible, *rows)
+    name = implementation or choose(q, k, v, options)
+    output, residual = IMPLEMENTATIONS[name](q, k, v, options)
     output = output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
-    if not return_residual:
+    if residual is None:
         return output
     return output, residual.reshape(query.shape[:-1]).astype(key.dtype)
 
@@ -177,28 +177,26 @@ def attention_weights(
         precision=precision,
         return_residual=False,
     )
-    rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, key)]
-    rows = _without_padding(*rows, options.visible)
-    weights = reference.weights(rows[0], rows[1], options)
+    rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key)]
+    q, k = _without_padding(options.visible, *rows)
+    weights = reference.weights(q, k, options)
     return weights.reshape(*batch, *weights.shape[1:])
 
 
 def _without_padding(
-    query: Array, key: Array, value: Array, visible: masks.Mask | None
+    visible: masks.Mask | None, query: Array, *keys_and_values: Array
 ) -> list[Array]:
     """Zeros in place of rows that nothing may see, since 0 · NaN is NaN."""
     if visible is None:
-        return [query, key, value]
+        return [query, *keys_and_values]
 
     def clear(x: Array, valid: Bool[Array, "B|1 L"] | None) -> Array:
         return x if valid is None else jnp.where(valid[:, :, None, None], x, 0)
 
-    valid_keys = visible.valid_keys(key.shape[1])
-    valid_queries = visible.valid_queries(query.shape[1])
+    valid_keys = visible.valid_keys(keys_and_values[0].shape[1])
     return [
-        clear(query, valid_queries),
-        clear(key, valid_keys),
-        clear(value, valid_keys),
+        clear(query, visible.valid_queries(query.shape[1])),
+        *(clear(x, valid_keys) for x in keys_and_values),
     ]
 
 
@@ -250,7 +248,8 @@ def _jax_nn(
     if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
         # jax.nn asks for a product of float16 that CPUs do not have.
         query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
-    outputs = jax.nn.dot_product_attention(
+    dense_or_fused: Any = jax.nn.dot_product_attention  # overloaded by return_residual
+    outputs = dense_or_fused(
         query,
         key,
         value,

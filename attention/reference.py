@@ -17,8 +17,8 @@ def attention(
     key: Float[Array, "B S K H"],
     value: Float[Array, "B S K D"],
     options: arguments.Options,
-) -> tuple[Float[Array, "B T N D"], Float[Array, "B T N"]]:
-    """Output and log-sum-exp, in float32 (float64 for float64)."""
+) -> tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]:
+    """Output and, if asked for, log-sum-exp; float32 (float64 for float64)."""
 
     def one_head(
         query: Float[Array, "T H"],
@@ -36,9 +36,10 @@ def attention(
             )
         return jnp.matmul(weights, value, precision=options.precision), residual
 
-    return heads.over_heads(one_head, out_axis=1)(
+    output, residual = heads.over_heads(one_head, out_axis=1)(
         *_wide(query, key, value), *_per_head(query, key, options)
     )
+    return output, residual if options.return_residual else None
 
 
 def weights(

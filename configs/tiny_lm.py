@@ -41,7 +41,7 @@ def get_config() -> config_dict.ConfigDict:
                 "clip_norm": 1.0,
             },
             "train": {
-                "steps": 1500,
+                "steps": 1000,
                 "batch_size": 12,
                 "accumulation": 1,
                 "log_every": 50,

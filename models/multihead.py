@@ -10,7 +10,7 @@ implementation of `attention.dot_product_attention`.
 """
 
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,6 @@ from jaxtyping import Array, Float, Int
 import attention
 from attention import masks, positions, softmax
 from models import layers
-
-PositionEncoding = Literal["none", "rotary", "alibi"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -70,7 +68,7 @@ class MultiHeadAttention(nn.Module):
     use_bias: bool = True
     normalize_qk: bool = False
     num_kv_heads: int | None = None
-    position_encoding: PositionEncoding = "none"
+    position_encoding: str = "none"
     scale: float | None = None
     implementation: str | None = None
 
@@ -232,7 +230,7 @@ def _key_and_value_inputs(
 
 
 def _with_positions(
-    encoding: PositionEncoding,
+    encoding: str,
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
     query_positions: Int[Array, "*B T"] | None,

@@ -27,7 +27,10 @@ def inputs(seed, dtype, *, value_width=D):
     )
     # Scores of a standard deviation of about 2: rows neither flat nor one-hot.
     sizes = (1.5, 1.5, 1.0, 1.0)
-    return [jnp.asarray(c * rng.normal(size=s), dtype) for c, s in zip(sizes, shapes)]
+    return [
+        jnp.asarray(c * rng.normal(size=s), dtype)
+        for c, s in zip(sizes, shapes, strict=True)
+    ]
 
 
 def visible_array():
@@ -231,7 +234,7 @@ def test_xla_equals_the_loop(name):
         value,
     )
     for found, array in zip(
-        (out, *backward(output_gradient)), ("out", "dq", "dk", "dv")
+        (out, *backward(output_gradient)), ("out", "dq", "dk", "dv"), strict=True
     ):
         np.testing.assert_allclose(found, wanted[array], atol=1e-5)
 
@@ -283,7 +286,7 @@ def test_log_sum_exp_has_a_gradient():
     ids=str,
 )
 def test_equals_jax_nn_wherever_every_row_sees_a_key(implementation, arguments):
-    """Output, log-sum-exp and gradients; rows past query_seq_lengths are 0 there too."""
+    """Output, log-sum-exp and gradients; rows past query_seq_lengths are 0 too."""
     query, key, value, output_gradient = inputs(1, "float32", value_width=H)
     arguments = dict(arguments)
     for name in ("key_value_seq_lengths", "query_seq_lengths"):
@@ -304,7 +307,7 @@ def test_equals_jax_nn_wherever_every_row_sees_a_key(implementation, arguments):
         )
     )
     theirs = both(jax.nn.dot_product_attention)
-    for found, wanted in zip(ours, theirs):
+    for found, wanted in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(found, wanted, atol=3e-6)
 
 
@@ -324,7 +327,7 @@ def test_pytorch_in_float64(case):
         *arrays[:3],
     )
     names = ("out", "dq", "dk", "dv")
-    for name, found in zip(names, (out, *backward(arrays[3]))):
+    for name, found in zip(names, (out, *backward(arrays[3])), strict=True):
         assert found.dtype == jnp.float64
         np.testing.assert_allclose(found, golden[f"{case}_{name}"], rtol=0, atol=1e-12)
 
@@ -358,7 +361,7 @@ def test_dropout_keeps_what_the_generator_says():
     )
     np.testing.assert_allclose(weights, wanted["weights"], atol=2e-6)
     for found, name in zip(
-        (out, *backward(output_gradient)), ("out", "dq", "dk", "dv")
+        (out, *backward(output_gradient)), ("out", "dq", "dk", "dv"), strict=True
     ):
         np.testing.assert_allclose(found, wanted[name], atol=1e-5)
 

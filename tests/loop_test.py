@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from train import checkpoint, config, evaluation, loop, loss, optimizer
+from train import checkpoint, config, driver, evaluation, loop, loss, optimizer
 
 V = 8
 CONTEXT = 4
@@ -102,10 +102,10 @@ def _corpus():
 
 
 def _fit(train_steps, state, *, train_config=SIX, corpus=None, log=None, save=None):
-    """Runs `loop.fit`; returns the state, the records and the steps that were saved."""
+    """Runs `driver.fit`; returns the state, the records and the steps saved."""
     records: list[dict[str, float]] = []
     saved: list[int] = []
-    state = loop.fit(
+    state = driver.fit(
         train_steps,
         state,
         _corpus() if corpus is None else corpus,
@@ -440,7 +440,7 @@ def test_a_signal_waits_for_the_chunk_and_the_state_is_saved(number, expected):
     interrupt_handler = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(expected):
-            loop.fit(
+            driver.fit(
                 Interrupted(),
                 _start(),
                 _corpus(),

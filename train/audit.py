@@ -65,7 +65,7 @@ def audit(
     logits = jax.jit(functools.partial(model.apply, deterministic=True))
     # In float32, where a dependence does not round to nothing.
     exact = model.clone(config=dataclasses.replace(config.model, dtype="float32"))
-    embeddings = exact.apply(variables, rows, method=transformer.CausalLM.embed)
+    embeddings: Any = exact.apply(variables, rows, method=transformer.CausalLM.embed)
     from_embeddings = functools.partial(
         exact.apply,
         variables,

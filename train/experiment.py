@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import rich.console
 import rich.table
+from jaxtyping import Int
 
 from models import transformer
 from train import (
@@ -23,6 +24,7 @@ from train import (
     baselines,
     checkpoint,
     data,
+    driver,
     evaluation,
     figures,
     loop,
@@ -179,7 +181,7 @@ def _train(
             with jax.profiler.trace(path / workdir.PROFILE):
                 steps = min(PROFILED_STEPS, config.train.steps - start)
                 state, _ = jax.block_until_ready(train_steps(state, tokens, steps))
-        return loop.fit(
+        return driver.fit(
             train_steps,
             state,
             tokens,
@@ -226,8 +228,8 @@ def _draw_attention(
     params: dict[str, Any],
     corpus: data.Corpus,
 ) -> None:
-    """Every head on the first sentence of the validation split."""
-    tokens = corpus.validation[:PICTURED_TOKENS][: model.config.context]
+    """Every head on a sentence of the validation split."""
+    tokens = sentence(corpus, length=min(PICTURED_TOKENS, model.config.context))
     _, sown = model.apply(
         {"params": params},
         jnp.asarray(tokens)[None],
@@ -242,6 +244,31 @@ def _draw_attention(
     ]
     labels = [corpus.tokenizer.decode([token]) for token in tokens]
     figures.attention_heads(path / workdir.FIGURES, np.stack(weights), labels)
+
+
+def sentence(corpus: data.Corpus, *, length: int) -> Int[np.ndarray, "length"]:
+    """The stretch of the validation split that is most made of words.
+
+    Args:
+      corpus: text and tokenizer.
+      length: tokens; the whole split if it is shorter.
+
+    Returns:
+      Ids that begin with a capital letter after white space, if there is any, and
+      hold as many letters as possible.
+    """
+    tokens = corpus.validation
+    characters = [corpus.tokenizer.decode([i]) for i in np.unique(tokens)]
+    ranks = np.searchsorted(np.unique(tokens), tokens)
+    letter, capital, space = (
+        np.array([test(c) for c in characters])[ranks]
+        for test in (str.isalpha, str.isupper, str.isspace)
+    )
+    last = max(tokens.size - length, 0)
+    letters = np.convolve(letter, np.ones(length, int))[length - 1 :][: last + 1]
+    begins = capital & np.append(True, space[:-1])
+    start = int(np.argmax(letters * begins[: last + 1]))
+    return tokens[start : start + length]
 
 
 def _show_losses(losses: dict[str, float], corpus: data.Corpus) -> None:

@@ -95,7 +95,7 @@ def progress(steps: int, *, start: int) -> Iterator[Log]:
       start: the step from which it begins or continues.
 
     Yields:
-      A function that shows one record of `loop.fit`.
+      A function that shows one record of `driver.fit`.
     """
     console = rich.console.Console()
     if not console.is_terminal:

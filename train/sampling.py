@@ -7,6 +7,7 @@ good enough for the few lines at the end of a run.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jaxtyping import Array, Int
 @functools.partial(jax.jit, static_argnames=("model", "context", "length"))
 def sample(
     model: nn.Module,
-    params: dict,
+    params: dict[str, Any],
     prompt: Int[Array, "P"],
     rng: Array,
     *,
@@ -44,9 +45,9 @@ def sample(
     window = jnp.pad(prompt, (padding, 0))
     known = jnp.arange(context) >= padding
 
-    def step(carry, rng):
+    def step(carry: tuple[Array, Array], rng: Array) -> tuple[Any, Array]:
         window, known = carry
-        logits = model.apply(
+        logits: Any = model.apply(
             {"params": params},
             window[None],
             token_mask=known[None],
