@@ -5,6 +5,7 @@ import functools
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -94,23 +95,22 @@ def options(
     *batch, length, num_heads, width = query.shape
     scores_shape = (*batch, num_heads, length, key.shape[-3])
     if bias is not None:
-        bias = _aligned(jnp.asarray(bias), scores_shape, name="bias")
+        bias = _floating(bias, name="bias")
+        bias = _aligned(bias, scores_shape, name="bias")
     if mask is not None and not isinstance(mask, masks.Mask):
         mask = masks.dense(_aligned(jnp.asarray(mask), scores_shape, name="mask"))
-    window = (
-        (local_window_size, local_window_size)
-        if isinstance(local_window_size, int)
-        else local_window_size
-    )
+    window = None if local_window_size is None else _window(local_window_size)
     query_seq_lengths = _lengths(query_seq_lengths, batch, name="query_seq_lengths")
     key_value_seq_lengths = _lengths(
         key_value_seq_lengths, batch, name="key_value_seq_lengths"
     )
-    if sinks is not None and jnp.shape(sinks) != (num_heads,):
-        raise ValueError(
-            f"sinks must be one score per query head, [{num_heads}], "
-            f"got shape {jnp.shape(sinks)}"
-        )
+    if sinks is not None:
+        sinks = _floating(sinks, name="sinks")
+        if sinks.shape != (num_heads,):
+            raise ValueError(
+                f"sinks must be one score per query head, [{num_heads}], "
+                f"got shape {sinks.shape}"
+            )
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive, got {softcap}")
     if not 0 <= dropout_rate < 1:
@@ -180,6 +180,24 @@ def _aligned(
         leading = full[:-3]
         x = jnp.broadcast_to(x.reshape(shape), (*leading, *shape[-3:]))
     return x.reshape(math.prod(leading), *shape[-3:])
+
+
+def _floating(x: Array, *, name: str) -> Float[Array, "..."]:
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} must be floating, got {x.dtype}: booleans are a mask=")
+    return x
+
+
+def _window(size: int | tuple[int, int]) -> tuple[int, int]:
+    """(left, right) inclusive distances; one number stands for both."""
+    sizes = np.asarray(size)
+    if sizes.dtype.kind not in "iu" or sizes.shape not in ((), (2,)) or sizes.min() < 0:
+        raise ValueError(
+            f"local_window_size must be a distance or (left, right), got {size!r}"
+        )
+    left, right = np.broadcast_to(sizes, (2,)).tolist()
+    return left, right
 
 
 def _lengths(

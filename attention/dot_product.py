@@ -15,6 +15,8 @@ gives 0, not the mean of the values.
 | 'cudnn'        | its fused kernel on CUDA, with narrower limits                    |
 
 An implementation that cannot honour an argument raises; nothing is silently ignored.
+jax.nn masks with a finite number, so under 'xla' a weight is exactly 0 only while the
+visible scores of its row stay above about -2e38; and its log-sum-exp has no gradient.
 """
 
 import functools
@@ -89,12 +91,13 @@ def dot_product_attention(
 
     Returns:
       [*B T N D] in the value's dtype; with `return_residual` a pair of it and the
-      log-sum-exp [*B T N] (sinks included; -inf for a query that sees nothing).
+      log-sum-exp [*B T N], sinks included: -inf where there is neither a key to see
+      nor a sink. That of 'xla' and 'cudnn' has no gradient.
 
     Raises:
-      TypeError: if an array has the wrong dtype.
-      ValueError: if shapes do not fit, or the implementation cannot honour an
-        argument.
+      TypeError: if an array is of the wrong kind, such as a mask that is not boolean.
+      ValueError: if shapes, or the dtypes of query, key and value, do not fit, or the
+        implementation cannot honour an argument.
     """
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     batch = arguments.check_inputs(query, key, value)
@@ -211,14 +214,20 @@ def choose(
     On CUDA cuDNN's kernel where it honours every argument, gradients included;
     otherwise, and on every other platform, the reference.
     """
-    width, window = query.shape[-1], options.local_window_size
+    _, length, _, width = query.shape
+    window = options.local_window_size
     suits_cudnn = (
         _on_cuda()
         and not _jax_nn_limits(query, key, value, options)
         and query.dtype in (jnp.float16, jnp.bfloat16)
         and width <= 128
         and width % 8 == 0
-        and options.bias is None  # the kernel differentiates it in some shapes only
+        and isinstance(options.scale, (int, float))
+        # The kernel differentiates a bias, as which it takes a mask, in some shapes
+        # only, and the log-sum-exp not at all.
+        and options.bias is None
+        and (options.mask is None or length % 2 == key.shape[1] % 2 == 0)
+        and not options.return_residual
         and (window is None or window[1] == 0 or options.is_causal)
     )
     return "cudnn" if suits_cudnn else "reference"
@@ -248,6 +257,10 @@ def _jax_nn(
     if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
         # jax.nn asks for a product of float16 that CPUs do not have.
         query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+    window, is_causal = options.local_window_size, options.is_causal
+    if window is not None and (is_causal or window[1] == 0):
+        # The same keys in the only words for a window that cuDNN's kernel knows.
+        window, is_causal = (window[0], 0), True
     dense_or_fused: Any = jax.nn.dot_product_attention  # overloaded by return_residual
     outputs = dense_or_fused(
         query,
@@ -256,10 +269,10 @@ def _jax_nn(
         options.bias,
         arguments.materialize(options.mask, query, key),
         scale=options.scale,
-        is_causal=options.is_causal,
+        is_causal=is_causal,
         query_seq_lengths=options.query_seq_lengths,
         key_value_seq_lengths=options.key_value_seq_lengths,
-        local_window_size=options.local_window_size,
+        local_window_size=window,
         implementation=name,
         return_residual=options.return_residual,
     )

@@ -68,4 +68,4 @@ def kept(
     counters = jnp.stack([rows, columns]).astype(jnp.uint32)
     seed = jax.random.bits(rng, (2,), jnp.uint32)
     bits = jex.random.threefry_2x32(seed, counters)[0]
-    return bits >= jnp.uint32(round(rate * 2**32))
+    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))

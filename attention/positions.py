@@ -22,6 +22,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from attention import numerics
+
 
 def sinusoidal(
     positions: Int[ArrayLike, "..."], width: int, *, base: float = 10000.0
@@ -98,7 +100,7 @@ def rotary(
         )
     if scaling <= 0:
         raise ValueError(f"scaling must be positive, got {scaling}")
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = numerics.accumulation_dtype(x.dtype)
     angles = _angles(positions, x.shape[-1], base, dtype=dtype, scaling=scaling)
     cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
     wide = x.astype(dtype)
@@ -230,7 +232,8 @@ def _alibi(
 ) -> Float[Array, "..."]:
     query = _position(query_positions, q_index, batch)
     key = _position(key_positions, kv_index, batch)
-    return score - slopes[head].astype(score.dtype) * jnp.abs(query - key)
+    distance = jnp.abs(query - key).astype(score.dtype)
+    return score - slopes[head].astype(score.dtype) * distance
 
 
 def _position(

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, dropout, heads, softmax
+from attention import arguments, dropout, heads, numerics, softmax
 
 
 def attention(
@@ -83,13 +83,13 @@ def _one_head_weights(
 
 def _wide(*arrays: Array) -> list[Array]:
     """The dtype in which scores, softmax and sums are computed."""
-    return [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in arrays]
+    return [x.astype(numerics.accumulation_dtype(x.dtype)) for x in arrays]
 
 
 def _per_head(query: Array, key: Array, options: arguments.Options) -> tuple[Any, ...]:
     """What differs between heads or rows: arrays that start with [B|1 N|1]."""
     batch_size, _, num_heads, _ = query.shape
-    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    dtype = numerics.accumulation_dtype(query.dtype)
     bias, sinks = options.bias, options.sinks
     return (
         arguments.materialize(options.visible, query, key),

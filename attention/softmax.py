@@ -1,6 +1,6 @@
 """Scaled dot-product attention for one head: a soft dictionary lookup.
 
-    sᵢⱼ = scale · qᵢ·kⱼ                                  how well key j fits query i
+    sᵢⱼ = (scale · qᵢ)·kⱼ                                how well key j fits query i
     wᵢⱼ = mᵢⱼ exp(sᵢⱼ) / Σⱼ mᵢⱼ exp(sᵢⱼ)                  a distribution over the keys
     oᵢ  = Σⱼ wᵢⱼ vⱼ                                      the mean of the values under it
 
@@ -33,8 +33,8 @@ def masked_softmax(
     Args:
       scores: any floating dtype, computed in that dtype.
       mask: True = takes part; broadcastable to `scores`.
-      sink: an extra score that takes weight and has no value (an attention sink;
-        Xiao et al., 2023, arXiv:2309.17453). None: no such term.
+      sink: an extra, learned score that takes weight and has no value (OpenAI, 2025,
+        arXiv:2508.10925). None: no such term.
 
     Returns:
       Weights: 0 exactly where masked, whatever finite score stands there; 0 in a row
@@ -57,7 +57,8 @@ def masked_softmax_and_log_normalizer(
       sink: as in `masked_softmax`.
 
     Returns:
-      The weights, and log(Σⱼ mⱼ exp(sⱼ) + exp(sink)): -inf for an empty row.
+      The weights, and log(Σⱼ mⱼ exp(sⱼ) + exp(sink)): -inf for an empty row that has
+      no sink.
     """
     if mask is not None:
         # Before the maximum: a masked score of any size must not set a row's peak.
@@ -90,7 +91,7 @@ def scores(
     head: int | Int[Array, ""] = 0,
     precision: lax.PrecisionLike = None,
 ) -> Float[Array, "T S"]:
-    """Scores of one head, not yet masked: mod(cap(scale · q kᵀ)) + bias.
+    """Scores of one head, not yet masked: mod(cap((scale · q) kᵀ)) + bias.
 
     Args:
       query: queries.
@@ -107,7 +108,9 @@ def scores(
     Returns:
       One score for every query and key.
     """
-    s = jnp.matmul(query, key.T, precision=precision) * scale
+    # Scaled before the product: after it, compilers contract the scaling with the
+    # subtraction of the row's maximum, whose own entry then is no exact 0.
+    s = jnp.matmul(query * scale, key.T, precision=precision)
     if softcap is not None:
         s = softcap * jnp.tanh(s / softcap)
     if score_mod is not None:

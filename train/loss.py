@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention import numerics
+
 
 def next_token(
     tokens: Int[Array, "B T+1"],
@@ -68,7 +70,7 @@ def negative_log_likelihood(
             f"logits [B T V] and targets [B T] must agree in B and T, "
             f"got {logits.shape} and {targets.shape}"
         )
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = logits.astype(numerics.accumulation_dtype(logits.dtype))
     target_logits = jnp.take_along_axis(
         logits,
         targets[..., None],
