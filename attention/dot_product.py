@@ -33,6 +33,8 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import arguments, masks, reference, softmax
 
 Outputs = tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]
+# Bound here, so that ours may stand in jax.nn's place; overloaded by return_residual.
+_JAX_NN: Any = jax.nn.dot_product_attention
 Implementation = Callable[[Array, Array, Array, arguments.Options], Outputs]
 
 
@@ -261,8 +263,7 @@ def _jax_nn(
     if window is not None and (is_causal or window[1] == 0):
         # The same keys in the only words for a window that cuDNN's kernel knows.
         window, is_causal = (window[0], 0), True
-    dense_or_fused: Any = jax.nn.dot_product_attention  # overloaded by return_residual
-    outputs = dense_or_fused(
+    outputs = _JAX_NN(
         query,
         key,
         value,

@@ -12,7 +12,7 @@ from typing import Annotated
 from attention import dot_product
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "none")
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")
 IMPLEMENTATIONS = ("auto", *dot_product.IMPLEMENTATIONS)
 
 
@@ -33,7 +33,7 @@ class CausalLMConfig:
     positions: Annotated[str, f"one of {', '.join(POSITIONS)}"]
     window: Annotated[int, "keys that a query sees, its own among them; 0 = all before"]
     scale: Annotated[float, "factor of the scores; 0 = 1 / sqrt(head width)"]
-    use_bias: Annotated[bool, "biases in projections, MLP and norms"]
+    use_bias: Annotated[bool, "biases in projections and MLP"]
     tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
     dropout_rate: Annotated[float, "chance that training drops a value, in [0, 1)"]
     dtype: Annotated[str, f"of the computation, not of parameters: {', '.join(DTYPES)}"]

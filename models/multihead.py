@@ -45,6 +45,8 @@ class MultiHeadAttention(nn.Module):
       use_bias: whether the four projections have biases.
       normalize_qk: LayerNorm on queries and keys (Dehghani et al., 2023,
         arXiv:2302.05442).
+      force_fp32_for_softmax: sow the weights in float32, not in the dtype of the
+        computation; the softmax itself is never narrower here.
       num_kv_heads: K key/value heads, a divisor of N; None: N.
       position_encoding: 'rotary' turns queries and keys by their positions, 'alibi'
         lowers scores in proportion to the distance, 'none' does nothing.
@@ -67,6 +69,7 @@ class MultiHeadAttention(nn.Module):
     out_bias_init: nn.initializers.Initializer | None = None
     use_bias: bool = True
     normalize_qk: bool = False
+    force_fp32_for_softmax: bool = False
     num_kv_heads: int | None = None
     position_encoding: str = "none"
     scale: float | None = None
@@ -94,8 +97,9 @@ class MultiHeadAttention(nn.Module):
           inputs_k: what the keys are made of; None: `inputs_q` (self-attention).
           inputs_v: what the values are made of; None: `inputs_k`.
           inputs_kv: flax's deprecated way to give both at once.
-          mask: True = may attend: a `masks.Mask`, or an array that broadcasts from
-            the right against [*B N T S], boolean or as flax makes them, of 0 and 1.
+          mask: True = may attend: a `masks.Mask`, whose arrays index the flattened
+            batch, or an array that broadcasts from the right against [*B N T S],
+            boolean or as flax makes them, of 0 and 1.
           deterministic: if True, no dropout; give it here or as the attribute.
           dropout_rng: a key; None: the 'dropout' stream, if there is dropout.
           sow_weights: sow the weights [*B N T S], before dropout, as
@@ -169,6 +173,8 @@ class MultiHeadAttention(nn.Module):
                 score_mod=score_mod,
                 precision=self.precision,
             )
+            if not self.force_fp32_for_softmax:
+                weights = weights.astype(query.dtype)
             self.sow("intermediates", "attention_weights", weights)
         dropout_rate = 0.0
         if self.dropout_rate > 0 and not nn.merge_param(
@@ -241,7 +247,12 @@ def _with_positions(
         return query, key, None
     if encoding == "alibi":
         slopes = jnp.asarray(positions.alibi_slopes(query.shape[-2]))
-        return query, key, positions.alibi(slopes, query_positions, key_positions)
+        # A score modifier knows the index of the row in the flattened batch.
+        flat = [
+            p if p is None or p.ndim == 1 else p.reshape(-1, p.shape[-1])
+            for p in (query_positions, key_positions)
+        ]
+        return query, key, positions.alibi(slopes, *flat)
     if encoding != "rotary":
         raise ValueError(
             f"position_encoding must be 'none', 'rotary' or 'alibi', got {encoding!r}"

@@ -190,7 +190,7 @@ def test_unusable_file_is_one_line_with_its_path(
 
 
 def test_shortest_usable_file(write: Write) -> None:
-    corpus = data.load_corpus(write(b"a" * 73), tokenizer="bytes", context=64)
+    corpus = data.load_corpus(write(b"ab" * 36 + b"a"), tokenizer="bytes", context=64)
     assert (corpus.train.size, corpus.validation.size) == (65, 8)
 
 

@@ -3,16 +3,20 @@
 import json
 import math
 import pathlib
+import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention import masks
 from models import transformer
-from train import audit, cli, loss, main, metrics, workdir
+from train import audit, benchmark, cli, loss, main, metrics, workdir
 
-CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "tiny_lm.py")
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = str(ROOT / "configs" / "tiny_lm.py")
 TEXT = "the cat sat on the mat; a dog ate the hat. " * 40
 SMALL = {
     "model.num_layers": 1,
@@ -59,7 +63,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, text):
-    """The workdir of a finished run, and what it printed."""
+    """The workdir of a finished run."""
     path = tmp_path_factory.mktemp("runs") / "small"
     with pytest.MonkeyPatch.context() as monkeypatch:
         status = run(monkeypatch, main, *flags_for(path, text))
@@ -112,7 +116,8 @@ def test_rerun_of_a_finished_run_changes_no_result(finished, text, monkeypatch, 
     monkeypatch.setattr(audit, "audit", lambda *arguments: [])
     monkeypatch.setattr(audit, "draw", lambda *arguments: None)
     try:
-        assert run(monkeypatch, main, *flags_for(finished, text)) == 0
+        # Without a proof there is no verdict.
+        assert run(monkeypatch, main, *flags_for(finished, text)) == 1
         after = json.loads((finished / "report.json").read_text())
     finally:
         (finished / "report.json").write_text(backup)
@@ -175,6 +180,10 @@ def test_audit_sees_labels_that_are_not_shifted(finished, monkeypatch, capsys):
             {"model.implementation": "xla", "model.positions": "alibi"},
             "does not honour score_mod",
         ),
+        (
+            {"model.implementation": "xla", "model.dropout_rate": 0.1},
+            "does not honour dropout",
+        ),
         ({"data.path": "no/such/file.txt"}, "cannot be read"),
     ],
 )
@@ -194,6 +203,7 @@ def test_bad_values_write_nothing(tmp_path, text, monkeypatch, capsys, changes, 
         (b"", "is empty"),
         (b"\xff\xfe\x00binary", "not UTF-8"),
         (b"short", "too short"),
+        (b"aaaaaaaa" * 50, "only one distinct character"),
     ],
 )
 def test_bad_texts_write_nothing(tmp_path, monkeypatch, capsys, content, words):
@@ -212,6 +222,76 @@ def test_a_workdir_that_is_a_file(tmp_path, text, monkeypatch, capsys):
     assert run(monkeypatch, main, *flags_for(path, text)) == 2
     assert "is not a folder" in capsys.readouterr().err
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "--workdir=DIR is needed"),
+        ("/proc/no/run", "cannot be written"),
+        (f"{__file__}/run", "cannot be written"),
+    ],
+)
+def test_a_workdir_that_cannot_be(text, monkeypatch, capsys, path, words):
+    assert run(monkeypatch, main, *flags_for(path, text)) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["config.json", "corpus.json", "metrics.jsonl"])
+def test_a_damaged_workdir_is_named(finished, text, monkeypatch, capsys, name):
+    backup = (finished / name).read_text()
+    try:
+        (finished / name).write_text('{"step": 1\n' + backup)
+        assert run(monkeypatch, main, *flags_for(finished, text)) == 2
+        assert f"{name} is damaged" in capsys.readouterr().err
+    finally:
+        (finished / name).write_text(backup)
+
+
+@pytest.mark.parametrize("program", [main, audit, benchmark])
+def test_help_is_for_every_program(program, monkeypatch, capsys):
+    assert not run(monkeypatch, program, "--help")
+    assert program.__doc__.strip().splitlines()[0] in capsys.readouterr().out
+
+
+def test_bfloat16_and_a_profile(tmp_path, text, monkeypatch):
+    """Parameters and optimiser state stay float32; the trace changes no record."""
+    monkeypatch.setattr(audit, "audit", lambda *arguments: [])
+    monkeypatch.setattr(audit, "draw", lambda *arguments: None)
+    path = tmp_path / "run"
+    arguments = flags_for(path, text, "--profile", **{"model.dtype": "bfloat16"})
+    assert run(monkeypatch, main, *arguments) == 1  # no proof, no verdict
+    assert list((path / "profile").rglob("*.xplane.pb"))
+    assert [r["step"] for r in metrics.read(path) if "loss" in r] == [4, 8, 12]
+    model, state, *_ = audit.load(path)
+    assert model.config.dtype == "bfloat16"
+    floats = [
+        x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    assert set(floats) == {jnp.dtype("float32")}
+
+
+def test_sigterm_saves_and_exits_with_143(tmp_path, text):
+    path = tmp_path / "run"
+    many = {"train.steps": 10**6, "train.checkpoint_every": 10**6}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "train.main", *flags_for(path, text, **many)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    for line in process.stdout:
+        if line.startswith("step"):
+            break
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err == ""
+    (saved,) = (path / "checkpoints").iterdir()
+    assert metrics.read(path)[-1]["step"] == int(saved.name) > 0
 
 
 def test_a_workdir_of_another_run(finished, text, monkeypatch, capsys):

@@ -1,11 +1,15 @@
 """The multi-head module: flax's parameters and outputs, and what goes beyond."""
 
+import dataclasses
+import inspect
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention
 from attention import masks, positions
 from models import multihead
 from tests import oracle
@@ -175,11 +179,54 @@ def test_broadcast_dropout_shares_the_mask():
         assert np.array_equal(out[0], out[1]) == shared
 
 
-def test_dtype_of_computation_and_of_parameters():
-    module = multihead.MultiHeadAttention(num_heads=N, dtype=jnp.bfloat16)
-    out, variables = module.init_with_output(jax.random.key(0), X)
-    assert out.dtype == jnp.bfloat16
+@pytest.mark.parametrize("force", [True, False])
+def test_dtype_of_computation_of_parameters_and_of_what_is_sown(force):
+    module = multihead.MultiHeadAttention(
+        num_heads=N, dtype=jnp.bfloat16, force_fp32_for_softmax=force
+    )
+    variables = module.init(jax.random.key(0), X)
     assert {x.dtype for x in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+    out, sown = module.apply(variables, X, sow_weights=True, mutable=["intermediates"])
+    assert out.dtype == jnp.bfloat16
+    (weights,) = sown["intermediates"]["attention_weights"]
+    assert weights.dtype == (jnp.float32 if force else jnp.bfloat16)
+
+
+def test_signatures_are_supersets_of_flax_and_jax():
+    """What jax.nn and flax take, ours take, by the same names, kinds and defaults."""
+    ours = inspect.signature(attention.dot_product_attention).parameters
+    theirs = inspect.signature(jax.nn.dot_product_attention).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert ours[name].kind == parameter.kind
+        assert ours[name].default == parameter.default
+    hooks = {"attention_fn", "decode", "parent", "name"}
+    flax_fields = {
+        field.name: field.default
+        for field in dataclasses.fields(nn.MultiHeadDotProductAttention)
+        if field.name not in hooks
+        and not field.name.endswith(("_dot_general", "_dot_general_cls", "_einsum_cls"))
+    }
+    our_fields = {
+        field.name: field.default
+        for field in dataclasses.fields(multihead.MultiHeadAttention)
+    }
+    for name, default in flax_fields.items():
+        assert name in our_fields
+        # Two initialisers are two functions: that they agree is tested above.
+        assert callable(default) or our_fields[name] == default, name
+    call = inspect.signature(multihead.MultiHeadAttention.__call__).parameters
+    flax_call = inspect.signature(nn.MultiHeadDotProductAttention.__call__).parameters
+    assert list(call)[: len(flax_call)] == list(flax_call)
+
+
+def test_alibi_with_two_batch_dimensions():
+    module = multihead.MultiHeadAttention(num_heads=N, position_encoding="alibi")
+    variables = module.init(jax.random.key(0), X)
+    steps = jnp.stack([jnp.arange(T), jnp.arange(T) * 2])
+    wanted = module.apply(variables, X, query_positions=steps)
+    found = module.apply(variables, X[None], query_positions=steps[None])
+    np.testing.assert_allclose(found[0], wanted, atol=1e-6)
 
 
 def test_masks_of_flax():

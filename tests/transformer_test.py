@@ -47,13 +47,15 @@ def logits(model, variables, tokens, token_mask=None):
     return model.apply(variables, tokens, deterministic=True, token_mask=token_mask)
 
 
-@pytest.mark.parametrize("positions", config.POSITIONS)
-def test_left_padding_changes_nothing(positions):
+@pytest.mark.parametrize(
+    ("positions", "window"), [*((name, 0) for name in config.POSITIONS), ("rotary", 3)]
+)
+def test_left_padding_changes_nothing(positions, window):
     """The 5 real tokens of a prompt have the same logits behind 0, 1 and 3 pads.
 
     Cases B046 and B047: alone, and in one batch.
     """
-    model, variables = make(positions=positions)
+    model, variables = make(positions=positions, window=window)
     prompt = TOKENS[:1, :5]
     wanted = logits(model, variables, prompt)
     pads = (0, 1, 3)

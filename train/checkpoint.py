@@ -87,6 +87,6 @@ def _contents(
     for path in directory.glob("[0-9]*"):
         if path.name.isdecimal() and (path / MARKER).is_file():
             complete.append(path)
-        else:
+        elif path.is_dir():
             others.append(path)
     return sorted(complete, key=lambda path: int(path.name)), others

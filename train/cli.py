@@ -8,8 +8,9 @@ to `run`:
         flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
 
     def main(values: flags.FlagValues) -> int | None:
+        settings = cli.read_config(values, config.Config)
         with cli.usage_errors():
-            settings = cli.read_config(values, config.Config)
+            ...  # open what the user named
         ...
 
     if __name__ == "__main__":
@@ -149,7 +150,8 @@ class _ConfigFile(flags.ArgumentParser[config_dict.ConfigDict]):
                 module
             )
             values = module.get_config(*variant)
-        except Exception as error:  # The file is foreign code: anything may go wrong.
+        # The file is foreign code: anything may go wrong.
+        except (Exception, SystemExit) as error:
             lines = [
                 f", line {frame.lineno}"
                 for frame in traceback.extract_tb(error.__traceback__)
@@ -225,7 +227,10 @@ def _overridden(values: flags.FlagValues) -> config_dict.ConfigDict:
     settings = config_dict.ConfigDict(values.config)
     # The dataclass checks types; ConfigDict would hold a file's `1` to be an int.
     with settings.ignore_type():
-        settings.update_from_flattened_dict(overrides)
+        try:
+            settings.update_from_flattened_dict(overrides)
+        except KeyError as error:
+            raise UsageError(error.args[0]) from error
     return settings
 
 
@@ -233,7 +238,8 @@ def _usage(
     main: Callable[[flags.FlagValues], int | None], values: flags.FlagValues
 ) -> str:
     """The module's docstring and a line per flag: name, value, type and help."""
-    settings = None if values.config is None else _overridden(values)
+    has_config = "config" in values and values.config is not None
+    settings = _overridden(values) if has_config else None
     jax_flags = _jax_flags()
     rows = []
     for name in dict.fromkeys(values[name].name for name in values):

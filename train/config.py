@@ -36,7 +36,7 @@ class OptimizerConfig:
     """AdamW under linear warmup and cosine decay."""
 
     peak_lr: Annotated[float, "learning rate after the warmup"]
-    min_lr: Annotated[float, "learning rate from the last step on"]
+    min_lr: Annotated[float, "learning rate at the end of the cosine"]
     warmup_steps: Annotated[int, "steps of linear warmup from 0"]
     b1: Annotated[float, "decay of Adam's mean of gradients"]
     b2: Annotated[float, "decay of Adam's mean of squared gradients"]
@@ -59,15 +59,19 @@ class OptimizerConfig:
 class TrainConfig:
     """The loop."""
 
-    steps: Annotated[int, "updates in all"]
+    steps: Annotated[
+        int, "steps in all; each updates unless its gradient is not finite"
+    ]
     batch_size: Annotated[int, "B, sequences of a micro-batch"]
     accumulation: Annotated[int, "micro-batches of one update"]
     log_every: Annotated[int, "steps between lines of metrics.jsonl"]
     checkpoint_every: Annotated[int, "steps between checkpoints; one more at the end"]
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless all are positive."""
+        """Raises ValueError unless all are positive, and steps fit an int32."""
         model_config.at_least(self, 1, *(f.name for f in dataclasses.fields(self)))
+        if self.steps >= 2**31:
+            raise ValueError(f"steps must be below 2**31, got {self.steps}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +152,9 @@ def to_json(config: object) -> str:
     return json.dumps(dataclasses.asdict(typing.cast(Any, config)), indent=2) + "\n"
 
 
-def from_json(text: str, cls: type[T]) -> T:
-    """The inverse of `to_json`; raises ValueError as `from_config_dict` does."""
-    return _build(cls, json.loads(text), "config")
+def from_dict(values: Mapping[str, Any], cls: type[T]) -> T:
+    """Builds what `to_json` wrote, once read; errors as in `from_config_dict`."""
+    return _build(cls, values, "config")
 
 
 def _build(cls: Any, values: Any, path: str) -> Any:

@@ -120,7 +120,8 @@ def load_corpus(path: str, *, tokenizer: str, context: int) -> Corpus:
       The corpus.
 
     Raises:
-      ValueError: unusable text, unknown tokenizer, or too few tokens for one example.
+      ValueError: unusable text, unknown tokenizer, too few tokens for one example, or
+        nothing to predict.
     """
     if tokenizer not in tokenizers.TOKENIZERS:
         raise ValueError(
@@ -132,6 +133,8 @@ def load_corpus(path: str, *, tokenizer: str, context: int) -> Corpus:
     tokens = tokenize.encode(text)
     train, validation = split(tokens)
     name = path or DEFAULT_CORPUS
+    if np.all(tokens == tokens[:1]):
+        raise ValueError(f"data.path {name!r} has only one distinct character")
     if train.size < context + 1 or validation.size < 2:
         raise ValueError(
             f"data.path {name!r} is too short: of its {tokens.size} tokens "

@@ -15,7 +15,7 @@ import optax
 from absl import logging
 from jaxtyping import Array, Bool, Float, Int
 
-from train import loop, loss
+from train import loss
 
 
 def evaluate(
@@ -49,7 +49,7 @@ def token_losses(
     model: nn.Module,
     params: optax.Params,
     tokens: Int[np.ndarray, "W T+1"],
-    examples: loop.Examples,
+    examples: loss.Examples,
     *,
     batch_size: int,
 ) -> Float[np.ndarray, "W T"]:
@@ -77,7 +77,7 @@ def _losses(
     model: nn.Module,
     params: optax.Params,
     batches: Int[Array, "batches B T+1"],
-    examples: loop.Examples,
+    examples: loss.Examples,
 ) -> Float[Array, "batches B T"]:
     def batch_losses(tokens: Array) -> Array:
         inputs, targets = examples(tokens)

@@ -61,14 +61,17 @@ def prepare(
     """
     corpus = workdir.load_corpus(config)
     model = transformer.CausalLM(config.model, corpus.tokenizer.vocab_size)
+
+    def one_step(rng: jax.Array, tokens: jax.Array) -> Any:
+        state, train_steps = loop.begin(model, rng, config, examples=loss.next_token)
+        return train_steps(state, tokens, 1)
+
     # Traced only: an implementation that cannot honour the model's arguments raises.
-    jax.eval_shape(
-        lambda rng: loop.begin(model, rng, config, examples=loss.next_token)[0],
-        jax.random.key(config.seed),
-    )
+    jax.eval_shape(one_step, jax.random.key(config.seed), corpus.train)
     if tensorboard:
         metrics.require_tensorboard()
     workdir.claim(path, config, corpus)
+    metrics.read(path)  # raises where a rerun could not go on
     return model, corpus
 
 
@@ -95,7 +98,7 @@ def run(
       Whether the model was verified to be causal.
     """
     began = time.perf_counter()
-    train_rng, sample_rng = jax.random.split(jax.random.key(config.seed))
+    train_rng, sample_rng, audit_rng = loop.keys(config.seed)
     state, train_steps = loop.begin(model, train_rng, config, examples=loss.next_token)
     num_parameters = sum(x.size for x in jax.tree.leaves(state.params))
     print(
@@ -115,7 +118,7 @@ def run(
     _draw_loss(path, records, found_baselines)
     _draw_attention(path, model, state.params, corpus)
     print("verifying causality: edits, gradients, learning ...", flush=True)
-    found = audit.audit(model, state.params, corpus.validation, config)
+    found = audit.audit(model, state.params, corpus.validation, config, audit_rng)
     audit.draw(path / workdir.FIGURES, found)
     causality = audit.report(found)
     workdir.update_report(
@@ -172,15 +175,15 @@ def _train(
             show(record)
 
         def save(state: loop.State) -> None:
-            checkpoint.save(checkpoints, int(state.step), state)
-            val_loss = validation_loss(model, state.params, corpus, config)
-            write({"step": int(state.step), "val_loss": val_loss})
+            step = int(state.step)
+            # Not where a run was interrupted: that would leave a trace in its records.
+            if step % config.train.checkpoint_every == 0 or step == config.train.steps:
+                val_loss = validation_loss(model, state.params, corpus, config)
+                write({"step": step, "val_loss": val_loss})
+            checkpoint.save(checkpoints, step, state)
 
-        if profile and start < config.train.steps:
-            state, _ = train_steps(state, tokens, 0)  # compiles outside of the trace
-            with jax.profiler.trace(path / workdir.PROFILE):
-                steps = min(PROFILED_STEPS, config.train.steps - start)
-                state, _ = jax.block_until_ready(train_steps(state, tokens, steps))
+        if profile:
+            _profile(path / workdir.PROFILE, train_steps, state, tokens)
         return driver.fit(
             train_steps,
             state,
@@ -190,6 +193,19 @@ def _train(
             log=log,
             save=save,
         )
+
+
+def _profile(
+    folder: pathlib.Path,
+    train_steps: loop.TrainSteps,
+    state: loop.State,
+    tokens: jax.Array,
+) -> None:
+    """Traces a few steps of a copy, so that the run is the same with and without."""
+    state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+    train_steps.lower(state, tokens, PROFILED_STEPS).compile()  # not in the trace
+    with jax.profiler.trace(folder):
+        jax.block_until_ready(train_steps(state, tokens, PROFILED_STEPS))
 
 
 def validation_loss(
@@ -299,7 +315,11 @@ def _show_sample(
         temperature=TEMPERATURE,
     )
     text = corpus.tokenizer.decode(np.concatenate([prompt, continued]))
-    print(f"a sample, after a prompt of {len(prompt)} tokens:\n{text}\n")
+    # A byte may be a control character, which would reach the terminal.
+    shown = "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+    print(f"a sample, after a prompt of {len(prompt)} tokens:\n{shown}\n")
 
 
 def _bits_per_byte(nats: float, corpus: data.Corpus) -> float:

@@ -15,7 +15,6 @@ A step is a pure function of (seed, step, θ, o): a run that was interrupted and
 continued equals one that was not, bit for bit.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -27,8 +26,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from train import config, data, loss, optimizer
 
-# Tokens [B T+1] to inputs and targets [B T]: `loss.next_token` or `loss.same_token`.
-Examples = Callable[[Array], tuple[Array, Array]]
 # (state, corpus, number of steps) to (state, metrics), compiled.
 TrainSteps = jax.stages.Wrapped
 
@@ -168,7 +165,7 @@ def make_train_steps(
     optimizer_config: config.OptimizerConfig,
     train_config: config.TrainConfig,
     context: int,
-    examples: Examples,
+    examples: loss.Examples,
 ) -> TrainSteps:
     """Compiles the training step, any number of times in a row.
 
@@ -243,8 +240,14 @@ def make_train_steps(
     return jax.jit(train_steps, donate_argnums=0)
 
 
+def keys(seed: int) -> tuple[Array, Array, Array]:
+    """The keys of a run, split once: for training, the sample of text, the audit."""
+    train_rng, sample_rng, audit_rng = jax.random.split(jax.random.key(seed), 3)
+    return train_rng, sample_rng, audit_rng
+
+
 def begin(
-    model: nn.Module, rng: Array, settings: config.Config, *, examples: Examples
+    model: nn.Module, rng: Array, settings: config.Config, *, examples: loss.Examples
 ) -> tuple[State, TrainSteps]:
     """The first state of a run, and the steps that train it.
 

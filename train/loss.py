@@ -10,11 +10,16 @@ sum and count are returned apart, and whoever joins batches adds both before div
 Shannon, A Mathematical Theory of Communication, 1948.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import numerics
+
+# Tokens [B T+1] to inputs and targets [B T]: `next_token`, or the faulty `same_token`.
+Examples = Callable[[Array], tuple[Array, Array]]
 
 
 def next_token(

@@ -35,7 +35,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and runs the experiment."""
     settings = cli.read_config(values, config.Config)
-    if values.workdir is None:
+    if not values.workdir:
         raise cli.UsageError("--workdir=DIR is needed, such as --workdir=runs/tiny_lm")
     path = pathlib.Path(values.workdir)
     with cli.usage_errors():

@@ -33,13 +33,19 @@ def read(workdir: pathlib.Path) -> list[dict[str, float]]:
 
     Returns:
       The records in the order in which they were written; a last line that was broken
-      off is left out. None if the run has logged nothing.
+      off is left out. Empty if the run has logged nothing.
+
+    Raises:
+      ValueError: a line is damaged.
     """
     path = workdir / FILE_NAME
     if not path.exists():
         return []
     lines = path.read_text().splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
     return [
         {name: math.nan if value is None else value for name, value in record.items()}
         for record in records

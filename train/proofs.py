@@ -41,9 +41,8 @@ CONTROL_ERRORS = 10
 # Nats by which a float32 log-softmax may err; allowed to every token in the bound.
 ROUNDING = 1e-6
 
-Examples = Callable[[Array], tuple[Array, Array]]
-Fit = Callable[[Array, Examples], Any]
-PerTokenLosses = Callable[[Any, Array, Examples], properties.AnyArray]
+Fit = Callable[[Array, loss.Examples], Any]
+PerTokenLosses = Callable[[Any, Array, loss.Examples], properties.AnyArray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +62,11 @@ class Proof:
     reason: str
     figures: dict[str, Any]
     arrays: dict[str, np.ndarray]
+
+    @property
+    def void(self) -> bool:
+        """Whether the proof failed without having shown anything."""
+        return self.reason.startswith("void")
 
     def report(self) -> dict[str, Any]:
         """The proof as an entry of report.json: everything but the arrays."""
@@ -224,7 +228,7 @@ def learning(
     corpus = jax.random.randint(corpus_rng, (corpus_size,), 0, vocab_size)
     fresh = jax.random.randint(fresh_rng, (fresh_rows, context + 1), 0, vocab_size)
 
-    def losses(examples: Examples) -> np.ndarray:
+    def losses(examples: loss.Examples) -> np.ndarray:
         return np.asarray(per_token_losses(fit(corpus, examples), fresh, examples))
 
     return judge_losses(
@@ -317,7 +321,8 @@ def judge_losses(
         name="learning",
         passed=failure is None,
         reason=failure
-        or "random tokens are not predicted: "
+        or f"random tokens are not predicted: {excess[-1]:+.2g} nats over log V "
+        f"({table['lower'][-1]:+.2g} to {table['upper'][-1]:+.2g}); "
         f"a leak of {smallest[-1]:.2g} nats over all positions "
         f"or of {smallest[:-1].max():.2g} at any one would show",
         figures={

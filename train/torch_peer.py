@@ -102,6 +102,11 @@ class Trainer:
         self, model: CausalLM, config: config_lib.Config, corpus: data.Corpus
     ) -> None:
         """Sets up the optimiser; weight decay on matrices only."""
+        if config.train.accumulation != 1:
+            raise ValueError(
+                "the PyTorch peer needs train.accumulation=1, "
+                f"got {config.train.accumulation}"
+            )
         self.model, self.config = model, config
         self.tokens = torch.tensor(corpus.train, dtype=torch.int64)
         decay = config.optimizer.weight_decay
@@ -130,9 +135,8 @@ class Trainer:
         loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.config.optimizer.clip_norm
-        )
+        if clip_norm := self.config.optimizer.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
         self.optimizer.step()
         return loss.item()
 

@@ -46,7 +46,7 @@ def claim(
     for name, text in owners.items():
         path = workdir / name
         if path.exists() and path.read_text() != text:
-            difference = _difference(json.loads(path.read_text()), json.loads(text))
+            difference = _difference(_read_json(path), json.loads(text))
             raise ValueError(
                 f"workdir {str(workdir)!r} holds another run: {difference}"
             )
@@ -74,13 +74,12 @@ def read(workdir: pathlib.Path) -> tuple[config_lib.Config, data.Corpus]:
         has changed.
     """
     try:
-        config_text = (workdir / CONFIG).read_text()
-        record = json.loads((workdir / CORPUS).read_text())
+        values, record = _read_json(workdir / CONFIG), _read_json(workdir / CORPUS)
     except OSError as error:
         raise ValueError(
             f"workdir {str(workdir)!r} holds no run: {error.strerror}"
         ) from None
-    config = config_lib.from_json(config_text, config_lib.Config)
+    config = config_lib.from_dict(values, config_lib.Config)
     corpus = load_corpus(config)
     if _corpus_record(corpus) != record:
         raise ValueError(
@@ -109,8 +108,18 @@ def write(path: pathlib.Path, text: str) -> None:
 def update_report(workdir: pathlib.Path, entries: dict[str, Any]) -> None:
     """Writes entries into report.json, beside those that are there."""
     path = workdir / REPORT
-    report = json.loads(path.read_text()) if path.exists() else {}
+    report = _read_json(path) if path.exists() else {}
     write(path, json.dumps(report | entries, indent=2) + "\n")
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is damaged: it holds {type(values).__name__}")
+    return values
 
 
 def _corpus_record(corpus: data.Corpus) -> dict[str, Any]:
