@@ -12,7 +12,9 @@ is the plain mean. Vaswani et al., 2017, arXiv:1706.03762.
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -63,10 +65,18 @@ def masked_softmax_and_log_normalizer(
     if mask is not None:
         # Before the maximum: a masked score of any size must not set a row's peak.
         scores = jnp.where(mask, scores, -jnp.inf)
-    # The result does not depend on the peak, so neither do the gradients.
-    peak = jnp.max(lax.stop_gradient(scores), axis=-1, keepdims=True, initial=-jnp.inf)
+    weights, log_normalizer = _normalize(scores, sink)
+    return weights, log_normalizer[..., 0]
+
+
+@jax.custom_jvp
+def _normalize(
+    scores: Float[Array, "*A S"], sink: Float[Array, ""] | None
+) -> tuple[Float[Array, "*A S"], Float[Array, "*A 1"]]:
+    """Weights and log-normalizer; a score of -inf is masked."""
+    peak = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     if sink is not None:
-        peak = jnp.maximum(peak, lax.stop_gradient(sink))
+        peak = jnp.maximum(peak, sink)
     # An empty row has peak -inf, and -inf - -inf would be NaN.
     peak = jnp.where(peak == -jnp.inf, 0, peak)
     exponentials = jnp.exp(scores - peak)
@@ -76,7 +86,18 @@ def masked_softmax_and_log_normalizer(
     empty = total == 0
     divisor = jnp.where(empty, 1, total)
     log_normalizer = jnp.where(empty, -jnp.inf, jnp.log(divisor) + peak)
-    return exponentials / divisor, log_normalizer[..., 0]
+    return exponentials / divisor, log_normalizer
+
+
+@_normalize.defjvp
+def _normalize_jvp(primals: Any, tangents: Any) -> Any:
+    """∂ log Z = Σⱼ wⱼ ∂sⱼ,  ∂wⱼ = wⱼ (∂sⱼ - ∂ log Z); finite wherever w is."""
+    (scores, sink), (d_scores, d_sink) = primals, tangents
+    weights, log_normalizer = _normalize(scores, sink)
+    d_log = jnp.sum(weights * d_scores, axis=-1, keepdims=True)
+    if sink is not None:
+        d_log += jnp.exp(sink - log_normalizer) * d_sink
+    return (weights, log_normalizer), (weights * (d_scores - d_log), d_log)
 
 
 def scores(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train import loss, proofs
+from train import learning, loss, proofs
 
 KEY = jax.random.key(0)
 T, V, E = 6, 11, 4
@@ -133,10 +133,10 @@ def honest_losses(generator, rows, *, spread=0.3):
     return normalizer - np.take_along_axis(logits, targets, axis=-1)[..., 0]
 
 
-def judge(honest, *, control=None, level=proofs.LEVEL):
+def judge(honest, *, control=None, level=learning.LEVEL):
     if control is None:
         control = np.full_like(honest, 0.01)
-    return proofs.judge_losses(honest, control, vocab_size=V, level=level)
+    return learning.judge_losses(honest, control, vocab_size=V, level=level)
 
 
 def accuses(proof):
@@ -272,7 +272,7 @@ def test_losses_of_other_shapes_are_refused(shape):
 
 
 def learn(fit):
-    return proofs.learning(
+    return learning.prove(
         fit,
         lambda table, tokens, examples: (
             -table[tuple(map(np.asarray, examples(tokens)))]
@@ -322,7 +322,7 @@ def test_learning_draws_fresh_rows_apart_from_the_corpus():
         seen.append(np.asarray(tokens))
         return np.ones((len(tokens), T))
 
-    proofs.learning(
+    learning.prove(
         fit, losses, vocab_size=V, context=T, corpus_size=700, fresh_rows=50, rng=KEY
     )
     corpus, fresh = seen[0], seen[1]

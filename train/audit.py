@@ -29,6 +29,7 @@ from train import (
     data,
     evaluation,
     figures,
+    learning,
     loop,
     loss,
     proofs,
@@ -102,7 +103,7 @@ def _learning(
         state, _ = train_steps(state, corpus, train_config.steps)
         return state.params
 
-    return proofs.learning(
+    return learning.prove(
         fit,
         functools.partial(evaluation.token_losses, model, batch_size=batch_size),
         vocab_size=model.vocab_size,
