@@ -4,9 +4,11 @@ r"""The default model on the public 1.1 MB Shakespeare corpus, by characters.
         --config.data.path=tinyshakespeare.txt --workdir=runs/shakespeare_char
 
 The corpus is not in this repository: name a copy. Without a path the run takes the
-default corpus. Cost: about a minute on two cores. Expected: at most 1.76 nats per
-character over the whole validation split in consecutive windows of 64; a well-known
-PyTorch recipe of this size reports 1.88.
+default corpus.
+
+Cost: 115 s on two cores. Expected: 1.67 nats per character over the whole validation
+split in consecutive windows of 64; a well-known PyTorch recipe of this size reports
+1.88.
 """
 
 from ml_collections import config_dict
