@@ -35,7 +35,9 @@ def test_the_module_takes_masks_as_flax_makes_them():
     wanted = traced(mask=masks.causal())
     flax_mask = nn.make_causal_mask(jnp.ones((2, 3)))
     assert flax_mask.dtype == jnp.float32
-    np.testing.assert_allclose(apply(mask=flax_mask), wanted, atol=1e-6)
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint8, bool):
+        found = apply(mask=flax_mask.astype(dtype))
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
     for other in (0.5 * flax_mask, -1e9 * (1 - flax_mask)):
         with pytest.raises(TypeError, match="bias"):
             apply(mask=other)

@@ -364,21 +364,3 @@ def test_dropout_keeps_what_the_generator_says():
         (out, *backward(output_gradient)), ("out", "dq", "dk", "dv"), strict=True
     ):
         np.testing.assert_allclose(found, wanted[name], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"score_mod": alibi_like}, "score_mod"),
-        ({"softcap": 1.0}, "softcap"),
-        ({"sinks": SINKS}, "sinks"),
-        ({"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}, "dropout"),
-        ({"precision": "highest"}, "precision"),
-    ],
-)
-def test_xla_refuses_what_it_cannot_honour(arguments, words):
-    query, key, value, _ = inputs(0, "float32", value_width=H)
-    with pytest.raises(ValueError, match=words):
-        attention.dot_product_attention(
-            query, key, value, implementation="xla", **arguments
-        )

@@ -229,22 +229,6 @@ def test_alibi_with_two_batch_dimensions():
     np.testing.assert_allclose(found[0], wanted, atol=1e-6)
 
 
-def test_masks_of_flax():
-    """Numbers 0 and 1 mean what flax means by them; others are refused (case B024)."""
-    module = multihead.MultiHeadAttention(num_heads=N)
-    variables = module.init(jax.random.key(0), X)
-    wanted = module.apply(variables, X, mask=masks.causal())
-    ones = jnp.ones((B, T))
-    for dtype in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint8, bool):
-        mask = nn.make_causal_mask(ones, dtype=dtype)
-        np.testing.assert_array_equal(module.apply(variables, X, mask=mask), wanted)
-    additive = jnp.where(nn.make_causal_mask(ones) > 0, 0.0, -1e9)
-    with pytest.raises(TypeError, match="mask must be boolean"):
-        module.apply(variables, X, mask=additive)
-    under_jit = jax.jit(lambda mask: module.apply(variables, X, mask=mask))
-    np.testing.assert_allclose(under_jit(nn.make_causal_mask(ones)), wanted, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
