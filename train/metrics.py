@@ -127,7 +127,8 @@ def require_tensorboard() -> None:
     """Raises ValueError unless the package that writes event files is installed."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise ValueError(
-            "TensorBoard files need tensorboardX: pip install 'softlookup[tensorboard]'"
+            "TensorBoard files need tensorboardX: "
+            "pip install -c constraints.txt -e '.[tensorboard]'"
         )
 
 
