@@ -1,11 +1,18 @@
 """The benchmark runs, counts right, and times nothing that is wrong."""
 
+import dataclasses
+import functools
 import importlib.util
 import json
+import math
 import sys
 
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
 import pytest
 
+from models import transformer
 from tests import experiment_test
 from train import benchmark, cli, config
 
@@ -61,13 +68,32 @@ def test_pytorch_computes_the_same_and_refuses_what_it_lacks(monkeypatch, text, 
         assert "the PyTorch peer needs" in capsys.readouterr().err
 
 
-def test_operations_are_those_of_the_compiled_products():
-    """6 per weight and token by hand, for one layer of width 16 and 9 ids."""
+def product_flops(jaxpr):
+    """Two per multiplication of every dot_general, read off the traced program."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, output = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+            total += 2 * math.prod(output) * math.prod(left[i] for i in contracted)
+        for inner in jex.core.jaxprs_in_params(equation.params):
+            total += product_flops(inner)
+    return total
+
+
+@pytest.mark.parametrize("num_kv_heads", [0, 1])
+def test_operations_are_those_of_the_traced_products(num_kv_heads):
+    """The backward pass takes each product of the forward pass twice."""
     settings = config.from_config_dict(
         cli._ConfigFile().parse(experiment_test.CONFIG), config.Config
     )
-    found = benchmark.step_flops(settings, 9)
-    model, train = settings.model, settings.train
-    weights = model.num_layers * (4 * 128 * 128 + 2 * 128 * 512) + 9 * 128
-    scores_and_sums = model.num_layers * 2 * 64 * 128
-    assert found == 6 * train.batch_size * 64 * (weights + scores_and_sums)
+    sizes = dataclasses.replace(settings.model, num_kv_heads=num_kv_heads)
+    settings = dataclasses.replace(settings, model=sizes)
+    model = transformer.CausalLM(sizes, 9)
+    tokens = jnp.zeros((settings.train.batch_size, sizes.context), jnp.int32)
+    forward = functools.partial(model.apply, deterministic=True)
+    variables = jax.eval_shape(
+        functools.partial(model.init, deterministic=True), jax.random.key(0), tokens
+    )
+    traced = jax.make_jaxpr(forward)(variables, tokens)
+    assert benchmark.step_flops(settings, 9) == 3 * product_flops(traced.jaxpr)
