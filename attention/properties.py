@@ -1,270 +1,93 @@
-"""Checks for any function over positions: which output depends on which input.
+"""Assertions about any function over positions, to be read in a test.
 
-A function of a sequence is causal when output i depends on inputs j <= i only:
+    properties.assert_causal(model, tokens, vocab_size=65)
+    properties.assert_padding_invariant(model, x, lengths)
+    properties.assert_equivalent(fast, plain, q, k, v)
 
-    yᵢ = f(x₁, …, xᵢ)   ⇔   ∂yᵢ/∂xⱼ = 0 and Δⱼ yᵢ = 0 for every j > i
-
-where Δⱼ replaces input j. Both sides are checked here, each as a matrix
-[T_out T_in] of sizes whose entry (i, j) is exactly zero where output i does not
-depend on input j: `jacobian_norms` by reverse mode, `edit_movements` by replacing
-one input after another and comparing outputs bit for bit. A derivative sees a
-dependence however small, an edit sees one without derivative (a token, a rounding,
-a comparison).
-
-The functions know nothing of models: they take any callable.
+A function maps inputs [B T ...] (token ids, or vectors [B T E]) to outputs [B T ...];
+it may be JAX's or NumPy's, and is called with arrays of the kind that it is given here.
+It should be compiled: the checks call it once for every few edits. What they measure,
+and what counts as rounding, is said in `attention.leaks` and `attention.probes`.
 """
 
-import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Bool, Int, PRNGKeyArray, Shaped
 
-# Of one array, JAX's or NumPy's as the caller gives it.
-Function = Callable[[Any], Any]
-AnyArray = Array | np.ndarray
+from attention import edits, equivalence, leaks, movements, probes
 
-# Stands for a change that has no size of its own: 0.0 became -0.0.
-_SIGN_OF_ZERO = np.finfo(np.float64).smallest_subnormal
+LeakError = leaks.LeakError
+assert_equivalent = equivalence.assert_equivalent
 
-
-class LeakError(AssertionError):
-    """An output depends on an input that it must not see.
-
-    Attributes:
-      source: position of the input that was seen.
-      target: earliest position of an output that it moved.
-      movement: largest change of that output (or its derivative); NaN where a
-        number became NaN.
-    """
-
-    def __init__(self, source: int, target: int, movement: float, *, where: str):
-        super().__init__(
-            f"output {target}{where} depends on input {source}: "
-            f"it moved by {movement:.3g}"
-        )
-        self.source = source
-        self.target = target
-        self.movement = movement
+# Edits of tokens that `assert_causal` makes at most.
+_EDITS = 10_000
+_VALUES = ("edits", "tiny", "huge", "non-finite")
 
 
-class Movements(NamedTuple):
-    """Largest movement of output i by edits of input j, both float64 [T_out T_in].
-
-    Attributes:
-      own: in the batch row that was edited.
-      others: in all other rows of the batch.
-    """
-
-    own: Float[np.ndarray, "T_out T_in"]
-    others: Float[np.ndarray, "T_out T_in"]
-
-
-def jacobian_norms(
-    fn: Function, inputs: Float[AnyArray, "*B T E"], *, rng: PRNGKeyArray
-) -> Float[np.ndarray, "T_out T_in"]:
-    """Size of the derivative of output i by input j.
-
-    One backward pass per output position with a random normal cotangent c over the
-    features (and the batch): a column of cᵀ ∂yᵢ/∂xⱼ is exactly zero where the
-    derivative is, and zero elsewhere with probability 0. The whole Jacobian is
-    never formed; the passes run one after another in one compiled program.
-
-    The size is the largest absolute entry, not the Euclidean norm, since squares of
-    small derivatives underflow to zero.
-
-    Args:
-      fn: maps [T E] to [T_out ...], or [B T E] to [B T_out ...].
-      inputs: floating point [T E] or [B T E].
-      rng: key of the cotangents.
-
-    Returns:
-      Float [T_out T_in], the largest over the batch (across rows too). An input with
-      a derivative that is not finite may give NaN in its whole column, since the
-      backward pass multiplies it by the zeros of the other outputs.
-
-    Raises:
-      ValueError: on inputs that are not floating point [T E] or [B T E].
-    """
-    inputs = jnp.asarray(inputs)
-    floating = jnp.issubdtype(inputs.dtype, jnp.floating)
-    if inputs.ndim not in (2, 3) or not floating:
-        raise ValueError(
-            "expected floating point inputs [T E] or [B T E], "
-            f"got {inputs.dtype} {list(inputs.shape)}"
-        )
-    time = inputs.ndim - 2
-
-    outputs = jax.eval_shape(fn, inputs)
-    noise = jax.random.normal(rng, outputs.shape, outputs.dtype)
-
-    @jax.jit
-    def norms(inputs: Array, noise: Array) -> Array:
-        _, pullback = jax.vjp(fn, inputs)
-        positions = jax.lax.broadcasted_iota(jnp.int32, noise.shape, time)
-        features = tuple(axis for axis in range(inputs.ndim) if axis != time)
-
-        def row(target: Array) -> Array:
-            (gradient,) = pullback(jnp.where(positions == target, noise, 0))
-            return jnp.max(jnp.abs(gradient), axis=features)
-
-        return jax.lax.map(row, jnp.arange(noise.shape[time]))
-
-    return np.asarray(norms(inputs, noise))
-
-
-def dependency_matrix(
-    fn: Function, inputs: Float[AnyArray, "*B T E"], *, rng: PRNGKeyArray
-) -> Bool[np.ndarray, "T_out T_in"]:
-    """Whether output i depends on input j: its derivative is not exactly zero.
-
-    Args and Raises: as in `jacobian_norms`.
-
-    Returns:
-      Bool [T_out T_in]. NaN counts as a dependence.
-    """
-    return jacobian_norms(fn, inputs, rng=rng) != 0
-
-
-def movement(
-    base: Shaped[np.ndarray, "B T ..."], edited: Shaped[np.ndarray, "B T ..."]
-) -> Float[np.ndarray, "B T"]:
-    """Largest absolute change over all axes after the first two.
-
-    Bits are compared: equal bits, or NaN in both, have not moved and give exactly 0;
-    0.0 against -0.0 has moved and gives the smallest positive number. A change
-    between a number and NaN gives NaN. So `movement != 0` says what moved.
-    """
-    bits = f"u{base.dtype.itemsize}"
-    same = base.view(bits) == edited.view(bits)
-    same |= np.isnan(base) & np.isnan(edited)
-    with np.errstate(invalid="ignore"):
-        change = np.abs(edited.astype(np.float64) - base.astype(np.float64))
-    change = np.where(same, 0.0, np.maximum(change, _SIGN_OF_ZERO))
-    return change.reshape(*change.shape[:2], -1).max(axis=-1)
-
-
-def token_replacements(
-    rng: PRNGKeyArray, tokens: Int[AnyArray, "B T"], *, vocab_size: int, count: int
-) -> Int[np.ndarray, "R B T"]:
-    """Replacements for every token: all different, and never the token itself.
-
-    Args:
-      rng: key.
-      tokens: ids in [0, vocab_size).
-      vocab_size: number of ids, at least 2.
-      count: replacements per token; vocab_size - 1 or more gives every other id.
-
-    Returns:
-      int32 [R B T] with R = min(count, vocab_size - 1).
-
-    Raises:
-      ValueError: if there is no other id.
-    """
-    others = vocab_size - 1
-    if others < 1:
-        raise ValueError(f"expected at least 2 ids to choose from, got {vocab_size}")
-    # token + 1 + (start + r) mod (V - 1), r = 0 … R-1, never returns to the token.
-    start = np.asarray(jax.random.randint(rng, tokens.shape, 0, others))
-    turn = np.arange(min(count, others))[:, None, None]
-    shift = 1 + (start[None] + turn) % others
-    return ((np.asarray(tokens)[None] + shift) % vocab_size).astype(np.int32)
-
-
-def edit_movements(
-    fn: Function,
-    inputs: Shaped[AnyArray, "B T ..."],
-    replacements: Shaped[AnyArray, "R B T ..."],
-) -> Movements:
-    """How far each output moves when one input is replaced.
-
-    Every position of every row is replaced by each of its replacements, one edit in
-    one row at a time, and the output is compared with that of the unedited batch in
-    the same batch slot. The slot matters: a compiled product may round differently
-    in different rows of its tiles, so equal rows in two slots, or in batches of two
-    sizes, may differ in the last bit although nothing leaks.
-
-    Args:
-      fn: maps [B T ...] to [B T_out ...]; called 1 + R*B*T times with one shape, so
-        it should be compiled. It gets a JAX array where inputs is one, else NumPy's.
-      inputs: tokens [B T] or vectors [B T E].
-      replacements: replacements[r, b, t] takes the place of inputs[b, t].
-
-    Returns:
-      Movements, the largest over rows and replacements.
-
-    Raises:
-      ValueError: if the replacements' shape does not fit the inputs'.
-    """
-    rows, length = inputs.shape[:2]
-    if replacements.shape[1:] != inputs.shape:
-        raise ValueError(
-            f"expected replacements [R, *{list(inputs.shape)}], "
-            f"got {list(replacements.shape)}"
-        )
-    kind = jnp.asarray if isinstance(inputs, jax.Array) else np.asarray
-    original, replacements = np.asarray(inputs), np.asarray(replacements)
-    base = np.asarray(fn(kind(original)))
-    own = np.zeros((base.shape[1], length))
-    others = np.zeros_like(own)
-    for position, row in itertools.product(range(length), range(rows)):
-        for replacement in replacements[:, row, position]:
-            edited = original.copy()
-            edited[row, position] = replacement
-            moved = movement(base, np.asarray(fn(kind(edited))))
-            own[:, position] = np.maximum(own[:, position], moved[row])
-            moved[row] = 0
-            others[:, position] = np.maximum(others[:, position], moved.max(axis=0))
-    return Movements(own, others)
-
-
-def find_dependence(
-    sizes: Float[np.ndarray, "T_out T_in"],
-    allowed: Bool[np.ndarray, "T_out T_in"],
+def assert_causal(
+    fn: movements.Function,
+    inputs: Shaped[movements.AnyArray, "B T ..."],
     *,
-    where: str = "",
-) -> LeakError | None:
-    """The first dependence outside `allowed`, as the error to raise, or None.
+    vocab_size: int | None = None,
+    rng: PRNGKeyArray | None = None,
+    tolerance: float = leaks.ROUNDING,
+) -> None:
+    """No output moves when a later input, or another row, is edited.
+
+    The probes 'edits', 'tiny', 'huge', 'non-finite' and 'batch' on these inputs. NaN
+    that only spreads (0 · NaN) is no leak.
 
     Args:
-      sizes: of `jacobian_norms` or `edit_movements`.
-      allowed: True where output i may depend on input j.
-      where: words after the output's position in the message.
+      fn: maps [B T ...] to [B T ...].
+      inputs: token ids, or floating point vectors [B T E].
+      vocab_size: number of ids; for tokens only.
+      rng: key of the edits; None: a fixed one.
+      tolerance: share of an edit's size below which a movement is rounding; 0: no bit
+        may move.
 
-    Returns:
-      The earliest source that reaches where it must not, and the earliest target
-      that it reaches so.
+    Raises:
+      LeakError: naming the source position, the earliest target that moved and by
+        how much.
+      AssertionError: if fn is not deterministic on equal input.
+      ValueError: on inputs that are neither, or tokens without `vocab_size`.
     """
-    found = np.argwhere(((sizes != 0) & ~allowed).T)
-    if not len(found):
-        return None
-    source, target = found[0].tolist()
-    return LeakError(source, target, float(sizes[target, source]), where=where)
+    assert_deterministic(fn, inputs)
+    subject = _subject(fn, inputs, vocab_size, rng, tolerance)
+    _assert_clear(subject, (*_VALUES, "batch"))
 
 
-def find_leak(movements: Movements) -> LeakError | None:
-    """The first movement that a causal function of independent rows cannot show.
+def assert_batch_independent(
+    fn: movements.Function,
+    inputs: Shaped[movements.AnyArray, "B T ..."],
+    *,
+    vocab_size: int | None = None,
+    rng: PRNGKeyArray | None = None,
+    tolerance: float = leaks.ROUNDING,
+) -> None:
+    """No output of a row moves when another row is edited, causal or not.
 
-    Outputs of the edited row before the edit are looked at first, then all outputs
-    of other rows.
+    Args, Raises: as in `assert_causal`.
     """
-    earlier = np.tril(np.ones(movements.own.shape, bool))
-    other_rows = " in another row of the batch"
-    return find_dependence(movements.own, earlier) or find_dependence(
-        movements.others, np.zeros_like(earlier), where=other_rows
-    )
+    subject = _subject(fn, inputs, vocab_size, rng, tolerance)
+    rows = edits.rows_of(subject, 2, subject.length)
+    made = edits.one_row_at_a_time(subject, rows, causal=False)
+    finding, _ = leaks.examine("batch", subject.fn, *made, tolerance=tolerance)
+    _raise_leak(finding)
 
 
-def assert_deterministic(fn: Function, inputs: Shaped[AnyArray, "B T ..."]) -> None:
+def assert_deterministic(
+    fn: movements.Function, inputs: Shaped[movements.AnyArray, "B T ..."]
+) -> None:
     """Equal inputs give bitwise equal outputs (NaN counts as equal to NaN).
 
     Raises:
       AssertionError: naming the first output that differed between two calls.
     """
-    moved = movement(np.asarray(fn(inputs)), np.asarray(fn(inputs)))
+    moved = movements.movement(np.asarray(fn(inputs)), np.asarray(fn(inputs)))
     if np.any(moved != 0):
         row, position = np.argwhere(moved != 0)[0]
         raise AssertionError(
@@ -273,21 +96,214 @@ def assert_deterministic(fn: Function, inputs: Shaped[AnyArray, "B T ..."]) -> N
         )
 
 
-def assert_causal(
-    fn: Function,
-    inputs: Shaped[AnyArray, "B T ..."],
-    replacements: Shaped[AnyArray, "R B T ..."],
+def assert_padding_invariant(
+    fn: Callable[[Any, Any], Any],
+    inputs: Shaped[movements.AnyArray, "B T ..."],
+    lengths: Int[movements.AnyArray, "B"],
+    *,
+    vocab_size: int | None = None,
+    rng: PRNGKeyArray | None = None,
+    nan_safe: bool = False,
+    atol: float = 1e-5,
 ) -> None:
-    """No output moves, in any bit, when a later input or another row is edited.
+    """Outputs within a row's length do not depend on what stands beyond it.
 
-    Args: as in `edit_movements`. `token_replacements` draws them for tokens.
+    They keep their bits under any padding, and equal those of the row alone, cut to
+    its length, within `atol`.
+
+    Args:
+      fn: maps inputs [B T ...] and lengths [B] to outputs [B T ...].
+      inputs: token ids or vectors.
+      lengths: of the rows, at most T.
+      vocab_size: number of ids; for tokens only.
+      rng: key of the padding; None: a fixed one.
+      nan_safe: whether NaN and infinities are padding that must not matter either.
+      atol: largest difference from the row alone.
 
     Raises:
-      LeakError: naming the source position, the earliest target that moved and by
-        how much.
-      AssertionError: if fn is not deterministic on equal input.
+      AssertionError: naming row, position and size of the first difference.
     """
-    assert_deterministic(fn, inputs)
-    leak = find_leak(edit_movements(fn, inputs, replacements))
-    if leak is not None:
-        raise leak
+    rows, lengths = np.asarray(inputs), np.asarray(lengths)
+    inside = np.arange(rows.shape[1]) < lengths[:, None]
+    base = np.asarray(fn(inputs, lengths))
+    generator = np.random.default_rng(_seed(rng))
+    fills: list[np.ndarray]
+    if vocab_size is not None:
+        fills = [generator.integers(vocab_size, size=rows.shape) for _ in range(2)]
+    else:
+        sizes = (0, 1, 1e3, np.nan, np.inf) if nan_safe else (0, 1, 1e3)
+        fills = [c * np.abs(generator.standard_normal(rows.shape)) for c in sizes]
+    beyond = ~inside.reshape(inside.shape + (1,) * (rows.ndim - 2))
+    for fill in fills:
+        padded = np.where(beyond, fill.astype(rows.dtype), rows)
+        found = np.asarray(fn(_like(inputs, padded), lengths))
+        moved = np.where(inside, movements.movement(base, found), 0)
+        for row, position in np.argwhere(moved != 0)[:1]:
+            raise AssertionError(
+                f"output {position} of row {row} sees the padding after its length "
+                f"{lengths[row]}: it moved by {moved[row, position]:.3g}"
+            )
+    for row, length in enumerate(lengths.tolist()):
+        alone = fn(_like(inputs, rows[row : row + 1, :length]), lengths[row : row + 1])
+        what = f"row {row} padded, against the row alone,"
+        equivalence.assert_close(
+            base[row, :length], np.asarray(alone)[0], what, rtol=0.0, atol=atol
+        )
+
+
+def assert_permutation_equivariant(
+    fn: movements.Function,
+    inputs: Shaped[movements.AnyArray, "B T ..."],
+    *,
+    rng: PRNGKeyArray | None = None,
+    atol: float = 1e-5,
+) -> None:
+    """Permuted inputs give outputs permuted alike: f(x[:, p]) = f(x)[:, p].
+
+    True of attention without mask and positions, of nothing causal.
+
+    Raises:
+      AssertionError: naming the largest difference.
+    """
+    generator = np.random.default_rng(_seed(rng))
+    length = inputs.shape[1]
+    order = np.roll(generator.permutation(length), 1)
+    for p in (order, np.roll(np.arange(length), 1)):
+        found = fn(_like(inputs, np.asarray(inputs)[:, p]))
+        wanted = np.asarray(fn(inputs))[:, p]
+        equivalence.assert_close(
+            found, wanted, f"under the permutation {p.tolist()}", rtol=0.0, atol=atol
+        )
+
+
+def assert_streaming_equals_full(
+    fn: movements.Function,
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    state: Any,
+    inputs: Shaped[movements.AnyArray, "B T ..."],
+    *,
+    atol: float = 1e-5,
+) -> None:
+    """Inputs given piece by piece to `step` give the outputs of `fn` on all at once.
+
+    One position at a time, all at once, and in two uneven pieces either way round.
+
+    Args:
+      fn: maps [B T ...] to [B T ...].
+      step: maps a state and the next inputs [B t ...] to (state, outputs [B t ...]).
+      state: before the first input; it is used several times.
+      inputs: token ids or vectors.
+      atol: largest difference.
+
+    Raises:
+      AssertionError: naming the pieces and the largest difference.
+    """
+    length = inputs.shape[1]
+    third = max(length // 3, 1)
+    splits = ([1] * length, [length], [third, length - third], [length - third, third])
+    wanted = np.asarray(fn(inputs))
+    for pieces in splits:
+        now, start, outputs = state, 0, []
+        for piece in filter(None, pieces):
+            now, output = step(now, inputs[:, start : start + piece])
+            start += piece
+            outputs.append(np.asarray(output))
+        what = f"in pieces of {pieces}"
+        equivalence.assert_close(
+            np.concatenate(outputs, axis=1), wanted, what, rtol=0.0, atol=atol
+        )
+
+
+def dependency_matrix(
+    fn: movements.Function,
+    inputs: Shaped[movements.AnyArray, "..."],
+    *,
+    vocab_size: int | None = None,
+    rng: PRNGKeyArray | None = None,
+) -> Bool[np.ndarray, "T_out T_in"]:
+    """Whether output i depends on input j, in any row.
+
+    Of vectors [T E] or [B T E] and a function that JAX can trace: whether its
+    derivative is not exactly zero (NaN counts). Otherwise: whether an edit of input j
+    moves output i by a bit.
+
+    Args:
+      fn: maps [B T ...] to [B T_out ...], or [T E] to [T_out ...].
+      inputs: vectors, or token ids [B T].
+      vocab_size: number of ids; for tokens only.
+      rng: key of cotangents or edits; None: a fixed one.
+
+    Returns:
+      Bool [T_out T_in].
+    """
+    if vocab_size is None and _is_traceable(fn, inputs):
+        return (
+            movements.jacobian_norms(fn, inputs, rng=equivalence.key_or_fixed(rng)) != 0
+        )
+    subject = _subject(fn, inputs, vocab_size, rng, 0.0)
+    count = 4 if vocab_size is None else min(4, vocab_size - 1)
+    made = edits.together(subject, np.asarray(inputs), edits.ordinary(subject, count))
+    return leaks.examine("edits", subject.fn, *made, tolerance=0.0)[1] != 0
+
+
+def _is_traceable(fn: movements.Function, inputs: Any) -> bool:
+    try:
+        jax.eval_shape(fn, jnp.asarray(inputs))
+    except jax.errors.JAXTypeError:
+        return False
+    return True
+
+
+def _subject(
+    fn: movements.Function,
+    inputs: Any,
+    vocab_size: int | None,
+    rng: PRNGKeyArray | None,
+    tolerance: float,
+) -> edits.Subject:
+    """The function on the caller's own inputs."""
+    rows = np.asarray(inputs)
+    is_tokens = np.issubdtype(rows.dtype, np.integer)
+    if rows.ndim != (2 if is_tokens else 3) or is_tokens != (vocab_size is not None):
+        raise ValueError(
+            "expected token ids [B T] and vocab_size, or floating point vectors "
+            f"[B T E] without, got {rows.dtype} {list(rows.shape)} and "
+            f"vocab_size={vocab_size}"
+        )
+    return edits.Subject(
+        fn=lambda x: np.asarray(fn(_like(inputs, x))),
+        length=rows.shape[1],
+        vocab_size=vocab_size,
+        width=None if is_tokens else rows.shape[2],
+        training=None,
+        gradient=None,
+        seed=_seed(rng),
+        edits=_EDITS,
+        tolerance=tolerance,
+        rows=rows,
+    )
+
+
+def _assert_clear(subject: edits.Subject, names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            outcome = probes.PROBES[name](subject)
+        except probes.NotApplicable:
+            continue
+        except leaks.Refused as error:
+            raise (error.__cause__ or error) from None
+        _raise_leak(outcome.finding)
+
+
+def _raise_leak(finding: leaks.Finding | None) -> None:
+    if finding is not None and finding.kind == "leak":
+        raise finding.error()
+
+
+def _like(inputs: Any, x: np.ndarray) -> Any:
+    """An array as it would come from the caller."""
+    return jnp.asarray(x) if isinstance(inputs, jax.Array) else x
+
+
+def _seed(rng: PRNGKeyArray | None) -> int:
+    return int(jax.random.bits(equivalence.key_or_fixed(rng)))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
-from attention import properties
+from attention import leaks, movements, properties
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Proof:
 
 
 def reachable(
-    mask: Bool[properties.AnyArray, "T T"], *, num_layers: int
+    mask: Bool[movements.AnyArray, "T T"], *, num_layers: int
 ) -> Bool[np.ndarray, "T T"]:
     """Which inputs reach which outputs through a stack of residual layers.
 
@@ -68,8 +68,8 @@ def reachable(
 
 
 def edits(
-    logits_fn: properties.Function,
-    tokens: Int[properties.AnyArray, "B T"],
+    logits_fn: movements.Function,
+    tokens: Int[movements.AnyArray, "B T"],
     *,
     vocab_size: int,
     replacements: int,
@@ -95,13 +95,13 @@ def edits(
         properties.assert_deterministic(logits_fn, tokens)
     except AssertionError as error:
         failure = str(error)
-    drawn = properties.token_replacements(
+    drawn = movements.token_replacements(
         rng, tokens, vocab_size=vocab_size, count=replacements
     )
-    movements = properties.edit_movements(logits_fn, tokens, drawn)
-    silent = np.flatnonzero(movements.own.diagonal() == 0)
+    found = movements.edit_movements(logits_fn, tokens, drawn)
+    silent = np.flatnonzero(found.own.diagonal() == 0)
     if failure is None:
-        leak = properties.find_leak(movements)
+        leak = _find_leak(found)
         if leak is not None:
             failure = str(leak)
         elif len(silent):
@@ -115,13 +115,13 @@ def edits(
             "edits": drawn.size,
             "leak": _leak_figures(leak),
         },
-        arrays=movements._asdict(),
+        arrays=found._asdict(),
     )
 
 
 def gradients(
-    from_embeddings: properties.Function,
-    embeddings: Float[properties.AnyArray, "B T E"],
+    from_embeddings: movements.Function,
+    embeddings: Float[movements.AnyArray, "B T E"],
     declared: Bool[np.ndarray, "T T"],
     *,
     rng: PRNGKeyArray,
@@ -140,9 +140,9 @@ def gradients(
     Returns:
       Proof; arrays: `norms`, `dependency`, `declared`, all [T T].
     """
-    norms = properties.jacobian_norms(from_embeddings, embeddings, rng=rng)
+    norms = movements.jacobian_norms(from_embeddings, embeddings, rng=rng)
     dependency = norms != 0
-    leak = properties.find_dependence(norms, declared)
+    leak = _find_dependence(norms, declared)
     missing = np.argwhere(declared & ~dependency)
     failure = None
     if np.triu(declared, 1).any() or not declared.diagonal().all():
@@ -167,7 +167,34 @@ def gradients(
     )
 
 
-def _leak_figures(leak: properties.LeakError | None) -> dict[str, Any] | None:
+def _find_dependence(
+    sizes: Float[np.ndarray, "T_out T_in"],
+    allowed: Bool[np.ndarray, "T_out T_in"],
+    *,
+    where: str = "",
+) -> leaks.LeakError | None:
+    """The earliest source that reaches outside `allowed`, and its earliest target."""
+    found = np.argwhere(((sizes != 0) & ~allowed).T)
+    if not len(found):
+        return None
+    source, target = found[0].tolist()
+    return leaks.LeakError(source, target, float(sizes[target, source]), where=where)
+
+
+def _find_leak(found: movements.Movements) -> leaks.LeakError | None:
+    """The first movement that a causal function of independent rows cannot show.
+
+    Outputs of the edited row before the edit are looked at first, then all outputs
+    of other rows.
+    """
+    earlier = np.tril(np.ones(found.own.shape, bool))
+    other_rows = " in another row of the batch"
+    return _find_dependence(found.own, earlier) or _find_dependence(
+        found.others, np.zeros_like(earlier), where=other_rows
+    )
+
+
+def _leak_figures(leak: leaks.LeakError | None) -> dict[str, Any] | None:
     if leak is None:
         return None
     movement = finite(leak.movement)

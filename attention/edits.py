@@ -1,0 +1,136 @@
+"""Which inputs a probe edits, where, and into what.
+
+A `Subject` is the function and what is known of it. Edits of all rows of a batch at
+once, at one position, show what an output sees of its future in few calls; edits of
+one row at a time show what rows see of one another.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from jaxtyping import Shaped
+
+from attention import leaks
+
+# Tokens, and numbers of output, in one call of the function, at most.
+_CALL_TOKENS, _CALL_OUTPUTS = 2**13, 2**24
+
+# Replacements [R ...] of one input; the same number R for each.
+Values = Callable[[np.random.Generator, np.ndarray], np.ndarray]
+# Inputs, and edits of them.
+Edits = tuple[Shaped[np.ndarray, "B T ..."], Iterator[leaks.Edit]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A function over positions, and how it may be examined.
+
+    Attributes:
+      fn: [B T ...] -> [B T ...], NumPy arrays, in evaluation mode; compiled if slow.
+      length: T.
+      vocab_size: V of a function of tokens int32 [B T]; None: of vectors.
+      width: E of a function of vectors float32 [B T E]; None: of tokens.
+      training: the same function in training mode, if it has one.
+      gradient: inputs [B T E] -> largest |∂yᵢ/∂xⱼ| [T T], if it can be had.
+      seed: of inputs and replacements.
+      edits: how many edits the probe of every replacement may make.
+      tolerance: share of an edit's size that is rounding; 0: no bit may move.
+      rows: inputs [B T ...] of the caller's own; None: random ones.
+    """
+
+    fn: leaks.Function
+    length: int
+    vocab_size: int | None
+    width: int | None
+    training: leaks.Function | None
+    gradient: Callable[[np.ndarray], np.ndarray] | None
+    seed: int
+    edits: int
+    tolerance: float = leaks.ROUNDING
+    rows: Shaped[np.ndarray, "B T ..."] | None = None
+
+
+def draw(subject: Subject, count: int, length: int) -> Shaped[np.ndarray, "B T ..."]:
+    """Random rows: normal vectors, or tokens.
+
+    Tokens are all ids in random order, as many as fit, and in every other row four ids
+    again and again: a leak may hang on an id that is there, or on one that repeats.
+    """
+    rng = np.random.default_rng([subject.seed, count, length])
+    if subject.vocab_size is None:
+        vectors = rng.standard_normal((count, length, subject.width or 1))
+        return vectors.astype(np.float32)
+    rows = np.empty((count, length), np.int32)
+    for row in range(count):
+        ids = rng.permutation(subject.vocab_size)
+        rows[row] = (
+            np.resize(ids, length) if row % 2 == 0 else rng.choice(ids[:4], length)
+        )
+    return rows
+
+
+def rows_of(subject: Subject, count: int, length: int) -> Shaped[np.ndarray, "B T ..."]:
+    """The caller's rows, at least `count` of them, or random ones."""
+    if subject.rows is None:
+        return draw(subject, count, length)
+    count = max(count, len(subject.rows))
+    return subject.rows[np.arange(count) % len(subject.rows)]
+
+
+def ordinary(subject: Subject, count: int) -> Values:
+    """Other ids, all different; or vectors of the scale of the inputs."""
+    vocab_size = subject.vocab_size
+    if vocab_size is None:
+        return lambda rng, x: rng.standard_normal((count, *x.shape))
+
+    def others(rng: np.random.Generator, token: np.ndarray) -> np.ndarray:
+        turn = (rng.integers(vocab_size - 1) + np.arange(count)) % (vocab_size - 1)
+        return (token + 1 + turn) % vocab_size
+
+    return others
+
+
+def together(
+    subject: Subject, rows: Shaped[np.ndarray, "B T ..."], values: Values
+) -> Edits:
+    """One edit in every row of a batch, all at the same position."""
+    rng = np.random.default_rng(subject.seed)
+    count = len(values(rng, rows[0, 0]))
+    length, width = rows.shape[1], subject.vocab_size or rows[0, 0].size
+    slots = min(_CALL_TOKENS // length, _CALL_OUTPUTS // (length * width))
+    copies = max(1, min(count, slots // len(rows)))
+    inputs = np.repeat(rows, copies, axis=0)
+    everything = np.ones(len(inputs), bool)
+
+    def edits() -> Iterator[leaks.Edit]:
+        for position in range(length):
+            replacements = np.stack([values(rng, row[position]) for row in rows])
+            for start in range(0, count, copies):
+                chosen = (start + np.arange(copies)) % count
+                edited = inputs.copy()
+                some = replacements[:, chosen].astype(inputs.dtype)
+                edited[:, position] = some.reshape(len(inputs), *some.shape[2:])
+                yield leaks.Edit(position, everything, edited, since=position)
+
+    return inputs, edits()
+
+
+def one_row_at_a_time(
+    subject: Subject, rows: Shaped[np.ndarray, "B T ..."], *, causal: bool
+) -> Edits:
+    """One edit in one row of the batch, at each position of each row.
+
+    If `causal`, earlier outputs of the row itself must not move either.
+    """
+    rng, values = np.random.default_rng(subject.seed), ordinary(subject, 1)
+
+    def edits() -> Iterator[leaks.Edit]:
+        for position in range(rows.shape[1]):
+            for row in range(len(rows)):
+                edited = rows.copy()
+                edited[row, position] = values(rng, rows[row, position])[0]
+                since = position if causal else 0
+                yield leaks.Edit(position, np.arange(len(rows)) == row, edited, since)
+
+    return rows, edits()

@@ -1,0 +1,285 @@
+"""Probes of a function over positions: does an output depend on a later input?
+
+    yᵢ = f(x₁, …, xᵢ)      for every length, batch, value and mode
+
+Each probe asks in another way, since each kind of leak hides from some of them: one
+that hangs on a rare token shows only under that token, a stabilising maximum only
+under huge values, an unmasked last chunk only at lengths that do not divide. `PROBES`
+holds them all. What a probe saw is an `Outcome`, and its worst sight a
+`leaks.Finding`.
+"""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from attention import edits, leaks
+
+_ROWS = 2
+_BATCH = 4
+_BATCH_SIZES = (1, 2, 3, 8)
+# Replacements of a vector of ordinary size; sizes of huge ones.
+_ORDINARY = 8
+_HUGE = (1e2, 1e3, 1e4, 3e4, 1e6)
+
+
+class NotApplicable(Exception):
+    """The probe cannot be made of this function; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a probe saw.
+
+    Attributes:
+      probe: its name.
+      kind: of the worst finding, or 'clear', 'not applicable', 'refused'.
+      tried: what it did, in words.
+      finding: the worst, of the earliest source; None if nothing moved.
+      moved: largest movement of output i by edits of input j, [T T], allowed ones
+        too; None where the probe has no such matrix.
+    """
+
+    probe: str
+    kind: leaks.Kind | Literal["clear", "not applicable", "refused"]
+    tried: str
+    finding: leaks.Finding | None = None
+    moved: Float[np.ndarray, "T T"] | None = None
+
+
+# The probes, one function each
+
+
+def _edits(subject: edits.Subject) -> Outcome:
+    """Every position; of tokens every other id, as far as the budget goes."""
+    if subject.vocab_size is None:
+        rows, count = edits.rows_of(subject, _ROWS, subject.length), _ORDINARY
+    else:
+        rows = edits.rows_of(subject, 1, subject.length)
+        count = max(1, min(subject.vocab_size - 1, subject.edits // rows.size))
+    made = edits.together(subject, rows, edits.ordinary(subject, count))
+    finding, moved = _examine("edits", subject, made)
+    tried = f"{len(rows)} x {subject.length} positions, {count} replacements each"
+    if subject.vocab_size is not None:
+        tried += f" of {subject.vocab_size - 1}"
+    if not moved.any():
+        tried += "; nothing moved at all"
+    return _outcome("edits", tried, finding, moved)
+
+
+def _tiny(subject: edits.Subject) -> Outcome:
+    """Vectors replaced by zeros, by nearly nothing, and changed by very little."""
+    rows = _vectors(subject)
+    scale = leaks.scale(rows)
+
+    def tiny(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+        direction = scale * rng.standard_normal(x.shape)
+        return np.stack(
+            [0 * x, 1e-30 * direction, x + 1e-5 * direction, x + 1e-3 * direction]
+        )
+
+    finding, _ = _examine("tiny", subject, edits.together(subject, rows, tiny))
+    return _outcome("tiny", "to 0 and 1e-30, by 1e-5 and 1e-3", finding)
+
+
+def _huge(subject: edits.Subject) -> Outcome:
+    """Vectors of huge size. What only turns into NaN is looked at more closely."""
+    rows = _vectors(subject)
+    scale = leaks.scale(rows)
+
+    def huge(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+        direction = scale * rng.standard_normal(x.shape)
+        return np.stack([c * direction for size in _HUGE for c in (size, -size)])
+
+    finding, _ = _examine("huge", subject, edits.together(subject, rows, huge))
+    if finding is not None and finding.kind == "nan-unsafe":
+        finding = _number_on_the_way(subject, finding) or finding
+    return _outcome("huge", f"sizes {_HUGE[0]:g} to {_HUGE[-1]:g}", finding)
+
+
+def _number_on_the_way(
+    subject: edits.Subject, finding: leaks.Finding
+) -> leaks.Finding | None:
+    """Between an edit that shows nothing and one that gives NaN: does a number move?
+
+    exp(s - max s) over a whole sequence first loses small weights, then all of them;
+    0 · inf jumps to NaN from nothing.
+    """
+    row, source, steps = finding.target_row, finding.source, 32
+    inputs = np.repeat(finding.inputs[row : row + 1], steps, axis=0)
+    nothing, lost = 1e-6, 1.0
+    for _ in range(4):
+        shares = np.geomspace(nothing, lost, steps)
+        edited = inputs.copy()
+        edited[:, source] = shares[:, None] * finding.edited[row, source]
+        edit = leaks.Edit(source, np.ones(steps, bool), edited, since=source)
+        found, _ = _examine("huge", subject, (inputs, iter([edit])))
+        if found is None or found.kind != "nan-unsafe":
+            return found if found is not None and found.kind == "leak" else None
+        nothing, lost = shares[max(found.target_row - 1, 0)], shares[found.target_row]
+    return None
+
+
+def _nonfinite(subject: edits.Subject) -> Outcome:
+    """Vectors of NaN and of infinities, and single such features."""
+    rows = _vectors(subject)
+
+    def nonfinite(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+        one = x.copy()
+        one[rng.integers(x.size)] = np.nan
+        return np.stack([np.full_like(x, c) for c in (np.nan, np.inf, -np.inf)] + [one])
+
+    finding, _ = _examine(
+        "non-finite", subject, edits.together(subject, rows, nonfinite)
+    )
+    return _outcome("non-finite", "NaN, inf, -inf, one feature NaN", finding)
+
+
+def _batch(subject: edits.Subject) -> Outcome:
+    """One row edited at a time: no other row may move."""
+    rows = edits.rows_of(subject, _BATCH, subject.length)
+    finding, _ = _examine(
+        "batch", subject, edits.one_row_at_a_time(subject, rows, causal=True)
+    )
+    return _outcome("batch", f"each position in each of {len(rows)} rows", finding)
+
+
+def _lengths(subject: edits.Subject) -> Outcome:
+    """Other lengths: one, two, a prime, past powers of two."""
+
+    def at(length: int) -> leaks.Finding | None:
+        rows = edits.draw(subject, _ROWS, length)
+        made = edits.together(subject, rows, edits.ordinary(subject, _ROWS))
+        return _examine("lengths", subject, made)[0]
+
+    return _each("lengths", other_lengths(subject.length), at)
+
+
+def _batch_sizes(subject: edits.Subject) -> Outcome:
+    """Other numbers of rows, where a mask may broadcast along the wrong axis."""
+
+    def at(size: int) -> leaks.Finding | None:
+        rows = edits.draw(subject, size, subject.length)
+        made = edits.together(subject, rows, edits.ordinary(subject, 1))
+        return _examine("batch sizes", subject, made)[0]
+
+    return _each("batch sizes", _BATCH_SIZES, at)
+
+
+def _gradients(subject: edits.Subject) -> Outcome:
+    """Derivatives by later inputs, which see what moves too little to be seen."""
+    if subject.gradient is None:
+        raise NotApplicable("a derivative needs vectors and JAX or PyTorch")
+    inputs = edits.rows_of(subject, _ROWS, subject.length)
+    norms = np.asarray(subject.gradient(inputs), np.float64)
+    largest = np.where(np.isfinite(norms), norms, 0).max(initial=0.0)
+    later = np.triu(norms != 0, 1)
+    kinds: dict[leaks.Kind, np.ndarray] = {
+        "leak": later & (norms > subject.tolerance * largest),
+        "nan-unsafe": later & ~np.isfinite(norms),
+        "rounding": later,
+    }
+    kinds["leak"] &= np.isfinite(norms)
+    finding = None
+    for kind in leaks.WORST_FIRST:
+        if finding is None and kinds[kind].any():
+            source, target = np.argwhere(kinds[kind].T)[0].tolist()
+            derivative = float(norms[target, source])
+            finding = leaks.Finding(
+                kind, "gradients", source, target, derivative, 0.0, 0, 0, inputs, inputs
+            )
+    return _outcome("gradients", f"all pairs of {subject.length} positions", finding)
+
+
+def _training(subject: edits.Subject) -> Outcome:
+    """edits.Edits in training mode, of all rows at once and of one at a time."""
+    if subject.training is None:
+        raise NotApplicable("the function has no training mode")
+    subject = dataclasses.replace(subject, fn=subject.training)
+    rows = edits.rows_of(subject, _BATCH, subject.length)
+    together = edits.together(subject, rows, edits.ordinary(subject, _ROWS))
+    alone = edits.one_row_at_a_time(subject, rows, causal=True)
+    found = [_examine("training", subject, made)[0] for made in (together, alone)]
+    tried = f"each position in {len(rows)} rows, at once and one at a time"
+    return _outcome("training", tried, leaks.worst(found))
+
+
+PROBES: Mapping[str, Callable[[edits.Subject], Outcome]] = types.MappingProxyType(
+    {
+        "edits": _edits,
+        "tiny": _tiny,
+        "huge": _huge,
+        "non-finite": _nonfinite,
+        "batch": _batch,
+        "lengths": _lengths,
+        "batch sizes": _batch_sizes,
+        "gradients": _gradients,
+        "training": _training,
+    }
+)
+
+
+def run(probe: str, subject: edits.Subject) -> Outcome:
+    """Makes one of `PROBES`; that it cannot be made is an outcome too."""
+    try:
+        return PROBES[probe](subject)
+    except NotApplicable as reason:
+        return Outcome(probe, "not applicable", str(reason))
+    except leaks.Refused as reason:
+        return Outcome(probe, "refused", str(reason))
+
+
+# What they share
+
+
+def other_lengths(length: int) -> list[int]:
+    """One, a prime below `length`, and 2ᵏ + 1 below and above it."""
+    power = 2 ** int(math.log2(max(length - 1, 1)))
+    prime = next(n for n in range(length, 0, -1) if all(n % d for d in range(2, n)))
+    return sorted({1, prime, power + 1, 4 * power + 1} - {length})
+
+
+def _vectors(subject: edits.Subject) -> Float[np.ndarray, "B T E"]:
+    if subject.vocab_size is not None:
+        raise NotApplicable("tokens have no size")
+    return edits.rows_of(subject, _ROWS, subject.length)
+
+
+def _examine(
+    probe: str, subject: edits.Subject, made: edits.Edits
+) -> tuple[leaks.Finding | None, Float[np.ndarray, "T T"]]:
+    return leaks.examine(probe, subject.fn, *made, tolerance=subject.tolerance)
+
+
+def _each(
+    probe: str, sizes: Iterable[int], at: Callable[[int], leaks.Finding | None]
+) -> Outcome:
+    """One search at each size; those that the function refuses are named."""
+    found, done, refused = [], [], []
+    for size in sizes:
+        try:
+            found.append(at(size))
+            done.append(str(size))
+        except leaks.Refused:
+            refused.append(str(size))
+    words = [", ".join(done)] if done else []
+    if refused:
+        words.append(f"refused: {', '.join(refused)}")
+    if not done:
+        return Outcome(probe, "refused", words[0])
+    return _outcome(probe, "; ".join(words), leaks.worst(found))
+
+
+def _outcome(
+    probe: str,
+    tried: str,
+    finding: leaks.Finding | None,
+    moved: Float[np.ndarray, "T T"] | None = None,
+) -> Outcome:
+    kind = "clear" if finding is None else finding.kind
+    return Outcome(probe, kind, tried, finding, moved)

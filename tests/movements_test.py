@@ -1,0 +1,126 @@
+"""attention.movements: what moved and how far, to the bit."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attention import movements
+
+B, T, E = 2, 6, 3
+KEY = jax.random.key(0)
+INPUTS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
+REPLACEMENTS = np.random.default_rng(1).normal(size=(2, B, T, E)).astype(np.float32)
+
+
+def test_an_edit_moves_its_own_row_and_the_row_that_reads_it():
+    def fn(x):
+        return x.at[:, 2].add(x[:, 4]) + jnp.roll(x, 1, axis=0)
+
+    found = movements.edit_movements(jax.jit(fn), INPUTS, REPLACEMENTS)
+    own = np.eye(T, dtype=bool)
+    own[2, 4] = True
+    np.testing.assert_array_equal(found.own != 0, own)
+    np.testing.assert_array_equal(found.others != 0, np.eye(T, dtype=bool))
+    largest = np.abs(REPLACEMENTS[:, :, 4] - INPUTS[:, 4]).max()
+    np.testing.assert_allclose(found.own[2, 4], largest, rtol=1e-6)
+
+
+def test_a_token_moves_an_output_only_if_it_is_among_the_replacements():
+    tokens = np.zeros((1, T), np.int32)
+
+    def fn(tokens):
+        outputs = np.zeros(tokens.shape, np.float32)
+        outputs[:, 2] += tokens[:, 4] == 7
+        return outputs
+
+    every = movements.token_replacements(KEY, tokens, vocab_size=9, count=8)
+    expected = np.zeros((T, T))
+    expected[2, 4] = 1
+    np.testing.assert_array_equal(
+        movements.edit_movements(fn, tokens, every).own, expected
+    )
+    without = np.where(every == 7, 8, every)
+    assert not movements.edit_movements(fn, tokens, without).own.any()
+
+
+def test_token_replacements_are_all_other_ids_once():
+    tokens = np.arange(12).reshape(2, 6) % 5
+    drawn = movements.token_replacements(KEY, tokens, vocab_size=5, count=4)
+    for row, position in np.ndindex(2, 6):
+        others = set(range(5)) - {int(tokens[row, position])}
+        assert set(drawn[:, row, position].tolist()) == others
+    more = movements.token_replacements(KEY, tokens, vocab_size=5, count=99)
+    assert more.shape == (4, 2, 6)
+    fewer = movements.token_replacements(KEY, tokens, vocab_size=5, count=2)
+    assert fewer.shape == (2, 2, 6) and not np.any(fewer == tokens)
+    with pytest.raises(ValueError, match="at least 2 ids"):
+        movements.token_replacements(KEY, tokens, vocab_size=1, count=2)
+
+
+def test_one_row_and_one_position_is_edited_at_a_time_in_one_shape():
+    calls = []
+
+    def fn(x):
+        assert isinstance(x, jax.Array)
+        calls.append(np.asarray(x))
+        return x
+
+    movements.edit_movements(fn, jnp.asarray(INPUTS), jnp.asarray(REPLACEMENTS))
+    assert len(calls) == 1 + 2 * B * T
+    np.testing.assert_array_equal(calls[0], INPUTS)
+    edits = [np.argwhere((call != INPUTS).any(axis=-1)).tolist() for call in calls[1:]]
+    assert all(len(edit) == 1 for edit in edits)
+    assert len({tuple(edit[0]) for edit in edits}) == B * T
+
+
+def test_replacements_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="expected replacements"):
+        movements.edit_movements(np.cumsum, INPUTS, INPUTS)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_bits_are_compared_and_nan_is_nan(dtype):
+    base = np.array([[1, 0, np.nan, np.nan, np.inf, 2, 3]], dtype)
+    edited = np.array([[1, -0.0, -np.nan, 1, np.inf, np.inf, 5]], dtype)
+    numbers, nonfinite = movements.changes(base, edited)
+    np.testing.assert_array_equal(numbers[0, [0, 2, 3, 4, 5, 6]], [0, 0, 0, 0, 0, 2])
+    assert 0 < numbers[0, 1] < 1e-300
+    np.testing.assert_array_equal(nonfinite, [[0, 0, 0, 1, 0, 1, 0]])
+    found = movements.movement(base, edited)
+    np.testing.assert_array_equal(found, np.where(nonfinite, np.nan, numbers))
+    # Over features: a number that moved shows beside one that was lost.
+    wide = [np.stack(pair, -1) for pair in ((base, base), (edited, edited[:, ::-1]))]
+    numbers, nonfinite = movements.changes(*wide)
+    assert numbers[0, 1] == np.inf or numbers[0, 1] < 1e-300 and nonfinite[0, 1]
+    assert numbers[0, 0] == 4 and not nonfinite[0, 0]
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (2, 3, 0)])
+def test_nothing_has_not_moved(shape):
+    nothing = np.zeros(shape, np.float32)
+    numbers, nonfinite = movements.changes(nothing, nothing)
+    assert numbers.shape == nonfinite.shape == shape[:2]
+    assert not numbers.any() and not nonfinite.any()
+
+
+def test_jacobian_norms_see_what_squares_would_lose_and_what_is_nan():
+    def fn(x):
+        undefined = jnp.sqrt(0 * x[4])
+        return (x.at[0].add(1e-30 * x[3])).at[1].add(undefined)
+
+    norms = movements.jacobian_norms(fn, INPUTS[0], rng=KEY)
+    assert 0 < norms[0, 3] < 1e-28
+    assert np.isnan(norms[1, 4])
+    expected = np.eye(T, dtype=bool)
+    expected[0, 3] = True
+    np.testing.assert_array_equal(
+        np.delete(norms != 0, 4, 1), np.delete(expected, 4, 1)
+    )
+
+
+@pytest.mark.parametrize("inputs", [np.zeros((2, 3), int), np.zeros(3, np.float32)])
+def test_jacobian_norms_refuse_other_inputs(inputs):
+    with pytest.raises(ValueError, match="expected floating point inputs"):
+        movements.jacobian_norms(jnp.sin, inputs, rng=KEY)

@@ -1,0 +1,260 @@
+"""attention.probes, edits and leaks: what is tried, and what it is called."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from attention import edits, leaks, probes
+
+T, E, V = 12, 3, 11
+RNG = np.random.default_rng(0)
+TABLE = RNG.normal(size=(V, E)).astype(np.float32)
+
+
+def subject(fn, **changes):
+    vectors = edits.Subject(
+        fn=fn,
+        length=T,
+        vocab_size=None,
+        width=E,
+        training=None,
+        gradient=None,
+        seed=0,
+        edits=10_000,
+    )
+    return dataclasses.replace(vectors, **changes)
+
+
+def tokens(fn, **changes):
+    return subject(fn, **({"vocab_size": V, "width": None} | changes))
+
+
+def next_one(x):
+    return np.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0)))
+
+
+def kind(probe, fn, **changes):
+    return probes.run(probe, subject(fn, **changes)).kind
+
+
+# What is tried
+
+
+def calls_of(probe, made):
+    calls = []
+
+    def fn(x):
+        calls.append(x)
+        return np.zeros((*x.shape[:2], 1), np.float32)
+
+    outcome = probes.run(probe, dataclasses.replace(made, fn=fn))
+    return calls, outcome
+
+
+def test_every_token_takes_every_place():
+    """One position at a time, in all rows; together every other id."""
+    (base, *edited), outcome = calls_of("edits", tokens(None))
+    seen = set()
+    for position, call in enumerate(edited):
+        np.testing.assert_array_equal(
+            np.delete(call, position, 1), np.delete(base, position, 1)
+        )
+        assert np.all(call[:, position] != base[:, position])
+        for row, token in zip(base, call[:, position], strict=True):
+            seen.add((row.tobytes(), position, int(token)))
+    assert len(seen) == T * (V - 1)
+    assert "nothing moved" in outcome.tried
+
+
+def test_the_budget_is_kept():
+    (base, *edited), outcome = calls_of("edits", tokens(None, edits=3 * T))
+    assert len(np.unique(base, axis=0)) == 1
+    assert sum(len(call) for call in edited) == 3 * T
+    assert "3 replacements each of 10" in outcome.tried
+
+
+def test_calls_are_bounded_and_all_of_one_shape():
+    """Many ids: several calls per position, the last filled up."""
+    made = tokens(None, vocab_size=2000, edits=10**6, length=20)
+    (base, *edited), _ = calls_of("edits", made)
+    assert {call.shape for call in edited} == {base.shape}
+    assert base.size <= 2**13
+    ids = {int(i) for call in edited[: len(edited) // 20] for i in call[:, 0]}
+    assert len(ids) >= 1999
+
+
+def test_lengths_and_batch_sizes():
+    calls, outcome = calls_of("lengths", subject(None))
+    assert {call.shape[1] for call in calls} == {1, 9, 11, 33}
+    assert outcome.tried == "1, 9, 11, 33"
+    calls, _ = calls_of("batch sizes", subject(None))
+    assert {len(call) for call in calls} == {1, 2, 3, 8}
+    assert probes.other_lengths(64) == [1, 33, 61, 129]
+    assert probes.other_lengths(2) == [1, 5]
+
+
+def test_one_row_is_edited_at_a_time():
+    (base, *edited), _ = calls_of("batch", subject(None))
+    changed = [np.argwhere((call != base).any(-1)).tolist() for call in edited]
+    assert sorted(changed) == [[[b, t]] for b in range(4) for t in range(T)]
+
+
+def test_values_that_are_tried():
+    (base, *edited), _ = calls_of("huge", subject(None))
+    largest = max(np.abs(call).max() for call in edited)
+    assert 1e6 < largest < 1e7
+    (_, *edited), _ = calls_of("non-finite", subject(None))
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        assert any(test(call).all(-1).any() for call in edited)
+    assert any((np.isnan(call).sum(-1) == 1).any() for call in edited)
+    (base, *edited), _ = calls_of("tiny", subject(None))
+    assert any((call == 0).all(-1).any() for call in edited)
+    smallest = min(np.abs(call - base)[call != base].min() for call in edited)
+    assert smallest < 1e-4
+
+
+def test_rows_of_the_callers_own():
+    rows = RNG.normal(size=(3, T, E)).astype(np.float32)
+    (base, *_), _ = calls_of("edits", subject(None, rows=rows))
+    np.testing.assert_array_equal(np.unique(base, axis=0), np.unique(rows, axis=0))
+
+
+# What it is called
+
+
+def test_a_movement_is_a_leak_or_rounding_by_the_edits_size():
+    assert kind("edits", lambda x: x + 1e-4 * next_one(x)) == "leak"
+    assert kind("edits", lambda x: x + 1e-6 * next_one(x)) == "rounding"
+    assert kind("edits", lambda x: x + 1e-6 * next_one(x), tolerance=0.0) == "leak"
+    assert kind("edits", lambda x: x) == "clear"
+
+
+def test_the_size_of_a_tokens_edit_is_what_it_moves():
+    """The same function with all outputs a million times smaller leaks as much."""
+    for size in (1, 1e-6):
+        outcome = probes.run(
+            "edits",
+            tokens(lambda t, c=size: c * (TABLE[t] + 1e-4 * next_one(TABLE[t]))),
+        )
+        assert outcome.kind == "leak"
+
+
+def test_nan_that_spreads_is_unsafe_and_what_it_does_to_numbers_a_leak():
+    def mixed(x):
+        return x + 0 * next_one(x)
+
+    def guarded(x):
+        return x if np.isfinite(x).all() else np.zeros_like(x)
+
+    assert kind("non-finite", mixed) == "nan-unsafe"
+    assert kind("edits", mixed) == "clear"
+    assert kind("non-finite", guarded) == "leak"
+    assert kind("non-finite", lambda x: x) == "clear"
+
+
+def test_a_number_that_turns_others_into_nan_is_a_leak():
+    def fn(x):
+        return np.where(next_one(x) > 1, np.nan, x)
+
+    outcome = probes.run("edits", subject(fn))
+    assert outcome.kind == "leak"
+    assert np.isnan(outcome.finding.movement)
+
+
+def test_an_overflow_is_no_leak_but_a_stabilising_maximum_is():
+    """Both give NaN under huge values; one moves numbers on the way there."""
+
+    def overflowing(x):
+        with np.errstate(over="ignore"):
+            return x + 0 * np.exp(np.abs(next_one(x)), dtype=np.float32)
+
+    def stabilised(x):
+        scores = x @ x.swapaxes(1, 2) / E
+        weights = np.exp(scores - scores.max(axis=(1, 2), keepdims=True))
+        weights *= np.tri(x.shape[1], dtype=np.float32)
+        return weights / weights.sum(-1, keepdims=True) @ x
+
+    assert kind("huge", overflowing) == "nan-unsafe"
+    assert kind("edits", stabilised) in ("rounding", "clear")
+    assert kind("huge", stabilised) == "leak"
+
+
+def test_refusals():
+    def picky(x):
+        if x.shape[1] > T:
+            raise IndexError("no such position")
+        return x
+
+    outcome = probes.run("lengths", subject(picky))
+    assert outcome.kind == "clear"
+    assert outcome.tried == "1, 9, 11; refused: 33"
+
+    def fixed(x):
+        if x.shape[1] != T:
+            raise IndexError("no such length")
+        return x
+
+    assert probes.run("lengths", subject(fixed)).kind == "refused"
+    outcome = probes.run("edits", subject(lambda x: x[:, :-1]))
+    assert outcome.kind == "refused"
+    assert "expected outputs [16, 12]" in outcome.tried
+    assert probes.run("tiny", tokens(lambda t: t)).kind == "not applicable"
+    assert probes.run("gradients", subject(np.sin)).kind == "not applicable"
+    assert probes.run("training", subject(np.sin)).kind == "not applicable"
+
+
+def test_gradients():
+    def of(matrix):
+        return probes.run("gradients", subject(None, gradient=lambda _: matrix))
+
+    honest = np.tri(T)
+    assert of(honest).kind == "clear"
+    for size, name in ((1e-3, "leak"), (1e-7, "rounding"), (np.nan, "nan-unsafe")):
+        matrix = honest.copy()
+        matrix[2, 5] = size
+        outcome = of(matrix)
+        assert outcome.kind == name
+        assert (outcome.finding.source, outcome.finding.target) == (5, 2)
+
+
+# The smallest input
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (lambda x: x + next_one(x), (1, 2, E)),
+        (lambda x: x + np.roll(x, 1, axis=0), (2, 1, E)),
+        (lambda x: x - x.mean(1, keepdims=True), (1, 2, E)),
+    ],
+    ids=["next", "rows", "mean"],
+)
+def test_the_smallest_pair_that_shows_it(fn, shape):
+    probe = "batch"
+    finding = probes.run(probe, subject(fn)).finding
+    smallest = leaks.shrink(fn, finding, tolerance=leaks.ROUNDING)
+    assert smallest.inputs.shape == shape
+    again = leaks.compare(
+        probe, fn, smallest.inputs, smallest.edited, tolerance=leaks.ROUNDING
+    )
+    assert again.kind == "leak"
+    assert (again.source, again.target) == (smallest.source, smallest.target)
+
+
+def test_a_leak_that_needs_its_positions_keeps_them():
+    def fn(x):
+        out = x.copy()
+        out[:, 7:9] += x[:, 8:10][:, : out[:, 7:9].shape[1]]
+        return out
+
+    finding = probes.run("edits", subject(fn)).finding
+    smallest = leaks.shrink(fn, finding, tolerance=leaks.ROUNDING)
+    assert smallest.inputs.shape == (1, 9, E)
+    assert (smallest.source, smallest.target) == (8, 7)
+
+
+def test_equal_inputs_show_nothing():
+    x = np.zeros((1, 2, 3), np.float32)
+    with pytest.raises(ValueError, match="equal"):
+        leaks.compare("edits", np.sin, x, x, tolerance=0.0)
