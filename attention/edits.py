@@ -5,11 +5,12 @@ once, at one position, show what an output sees of its future in few calls; edit
 one row at a time show what rows see of one another.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 
 from attention import leaks
 
@@ -99,8 +100,10 @@ def together(
     count = len(values(rng, rows[0, 0]))
     length, width = rows.shape[1], subject.vocab_size or rows[0, 0].size
     slots = min(_CALL_TOKENS // length, _CALL_OUTPUTS // (length * width))
-    copies = max(1, min(count, slots // len(rows)))
-    inputs = np.repeat(rows, copies, axis=0)
+    most = max(1, min(count, slots // len(rows)))
+    sizes = sorted({most, min(2, most), 1}, reverse=True)
+    inputs = accepted(subject, [np.repeat(rows, n, axis=0) for n in sizes])
+    copies = len(inputs) // len(rows)
     everything = np.ones(len(inputs), bool)
 
     def edits() -> Iterator[leaks.Edit]:
@@ -116,21 +119,51 @@ def together(
     return inputs, edits()
 
 
+def each_first(subject: Subject, row: Int[np.ndarray, "T"], count: int) -> Edits:
+    """Rows that begin with different ids; edits behind it, halfway and at the end."""
+    rng, values = np.random.default_rng(subject.seed), ordinary(subject, 1)
+    inputs = np.repeat(row[None], count, axis=0)
+    inputs[:, 0] = row[0] + 1 + np.arange(count)
+    inputs[:, 0] %= subject.vocab_size or 1
+
+    def edits() -> Iterator[leaks.Edit]:
+        for position in sorted({1, len(row) // 2, len(row) - 1} - {0}):
+            edited = inputs.copy()
+            edited[:, position] = values(rng, row[position])[0]
+            yield leaks.Edit(position, np.ones(count, bool), edited, since=position)
+
+    return inputs, edits()
+
+
 def one_row_at_a_time(
-    subject: Subject, rows: Shaped[np.ndarray, "B T ..."], *, causal: bool
+    subject: Subject,
+    rows: Shaped[np.ndarray, "B T ..."],
+    places: Iterable[tuple[int, int]],
+    *,
+    causal: bool,
 ) -> Edits:
-    """One edit in one row of the batch, at each position of each row.
+    """One edit in one row of the batch, at each of the places (position, row).
 
     If `causal`, earlier outputs of the row itself must not move either.
     """
     rng, values = np.random.default_rng(subject.seed), ordinary(subject, 1)
 
     def edits() -> Iterator[leaks.Edit]:
-        for position in range(rows.shape[1]):
-            for row in range(len(rows)):
-                edited = rows.copy()
-                edited[row, position] = values(rng, rows[row, position])[0]
-                since = position if causal else 0
-                yield leaks.Edit(position, np.arange(len(rows)) == row, edited, since)
+        for position, row in places:
+            edited = rows.copy()
+            edited[row, position] = values(rng, rows[row, position])[0]
+            since = position if causal else 0
+            yield leaks.Edit(position, np.arange(len(rows)) == row, edited, since)
 
     return rows, edits()
+
+
+def accepted(
+    subject: Subject, batches: Sequence[Shaped[np.ndarray, "B T ..."]]
+) -> Shaped[np.ndarray, "B T ..."]:
+    """The first batch that the function accepts, or the last: its size may be fixed."""
+    for inputs in batches[:-1]:
+        with contextlib.suppress(leaks.Refused):
+            leaks.call(subject.fn, inputs)
+            return inputs
+    return batches[-1]

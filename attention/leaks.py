@@ -32,13 +32,17 @@ WORST_FIRST: tuple[Kind, ...] = ("leak", "nan-unsafe", "rounding")
 # Share of an edit's size below which a movement is called rounding.
 ROUNDING = 1e-5
 # Units in the last place of a row's largest output: of float32, and of its own dtype.
-_ULPS_FLOAT32, _ULPS = 16, 2
+_ULPS_FLOAT32, _ULPS = 64, 2
 # An edit is huge if it is this many times the scale of the inputs.
 _HUGE = 30
 
 
 class Refused(Exception):
     """The function raised, or returned another length than it was given."""
+
+
+class NotDeterministic(AssertionError):
+    """Equal inputs gave other outputs, so that no movement says anything."""
 
 
 class LeakError(AssertionError):
@@ -124,7 +128,7 @@ def call(fn: Function, inputs: Shaped[np.ndarray, "B T ..."]) -> np.ndarray:
             warnings.simplefilter("ignore")
             outputs = np.asarray(fn(inputs.copy()))
     # Foreign code: anything may go wrong.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = " ".join(str(error).split())
         raise Refused(f"{type(error).__name__}: {line}") from error
     if outputs.shape[:2] != inputs.shape[:2]:
@@ -133,38 +137,6 @@ def call(fn: Function, inputs: Shaped[np.ndarray, "B T ..."]) -> np.ndarray:
             f"got {list(outputs.shape)}"
         )
     return outputs
-
-
-def examine(
-    probe: str,
-    fn: Function,
-    inputs: Shaped[np.ndarray, "B T ..."],
-    edits: Iterable[Edit],
-    *,
-    tolerance: float,
-) -> tuple[Finding | None, Float[np.ndarray, "T T"]]:
-    """The worst that any of the edits shows, and how far they moved what.
-
-    Args:
-      probe: name of the probe that makes them.
-      fn: the function.
-      inputs: unedited.
-      edits: of these inputs.
-      tolerance: share of an edit's size that is rounding; 0: no bit may move.
-
-    Returns:
-      The worst finding, of the earliest source among equals, and the largest movement
-      of output i of a row by edits of its input j, allowed ones included: [T T],
-      infinite where it has no size.
-    """
-    base = call(fn, inputs)
-    moved = np.zeros((inputs.shape[1],) * 2)
-    findings = []
-    for edit in edits:
-        found, own = _compare(probe, fn, inputs, base, edit, tolerance)
-        moved[:, edit.position] = np.maximum(moved[:, edit.position], own)
-        findings.append(found)
-    return worst(findings), moved
 
 
 def worst(findings: Iterable[Finding | None]) -> Finding | None:
@@ -195,18 +167,36 @@ def compare(
         raise ValueError("the two inputs are equal: there is nothing to compare")
     position = int(np.argmax(differs.any(axis=0)))
     edit = Edit(position, differs.any(axis=1), edited, since=position)
-    return _compare(probe, fn, inputs, call(fn, inputs), edit, tolerance)[0]
+    base = call(fn, inputs)
+    return compare_with(base, probe, fn, inputs, edit, tolerance=tolerance)[0]
 
 
-def _compare(
+def compare_with(
+    base: Shaped[np.ndarray, "B T ..."],
     probe: str,
     fn: Function,
     inputs: Shaped[np.ndarray, "B T ..."],
-    base: Shaped[np.ndarray, "B T ..."],
     edit: Edit,
+    *,
     tolerance: float,
 ) -> tuple[Finding | None, Float[np.ndarray, "T"]]:
-    """The worst that an edit shows, and how far it moved outputs of its own rows."""
+    """What an edit shows, where the outputs of the unedited inputs are known.
+
+    Args:
+      base: outputs of `inputs`.
+      probe: name of the probe that made the edit.
+      fn: the function.
+      inputs: unedited.
+      edit: of these inputs.
+      tolerance: share of an edit's size that is rounding; 0: no bit may move.
+
+    Returns:
+      The worst finding, and how far outputs of the edited rows moved, infinite where a
+      movement has no size.
+
+    Raises:
+      Refused: if the function raises, or returns another shape.
+    """
     outputs = call(fn, edit.inputs)
     if outputs.shape != base.shape:
         raise Refused(f"returned {list(base.shape)}, then {list(outputs.shape)}")
@@ -216,16 +206,19 @@ def _compare(
     moved = (nonfinite | (numbers > 0)) & ~allowed
     if not moved.any():
         return None, own
-    sizes, ordinary = _sizes(inputs, edit, numbers)
-    # 0 · inf is NaN, and a huge number may overflow: no sign of a dependence yet.
-    unsafe = nonfinite & (not ordinary)
-    threshold = 0.0 if tolerance == 0 else _rounding(base, sizes, tolerance)
-    leak = moved & ((nonfinite & ~unsafe) | (numbers > threshold))
+    sizes, ordinary = _sizes(inputs, edit)
+    # 0 · NaN is NaN, and a huge number may overflow: no sign of a dependence yet.
+    lost = not ordinary or bool(nonfinite[edit.rows, edit.position].any())
+    unsafe = nonfinite & lost
+    more = numbers > 0
+    if tolerance > 0:
+        more = _moved_more(base, outputs, edit.rows, sizes, tolerance)
+    leak = moved & ((nonfinite & ~unsafe) | more)
     kinds = {"leak": leak, "nan-unsafe": moved & unsafe, "rounding": moved}
     kind = next(kind for kind in WORST_FIRST if kinds[kind].any())
-    size = np.where(nonfinite & (numbers == 0), np.nan, numbers)
+    far = np.where(nonfinite & (numbers == 0), np.nan, numbers)
     target = int(np.argmax(kinds[kind].any(axis=0)))
-    candidates = np.where(kinds[kind][:, target], np.nan_to_num(size[:, target]), -1)
+    candidates = np.where(kinds[kind][:, target], np.nan_to_num(far[:, target]), -1)
     target_row = int(np.argmax(candidates))
     own_row = edit.rows[target_row]
     row = target_row if own_row else int(np.argmax(edit.rows))
@@ -234,8 +227,8 @@ def _compare(
         probe=probe,
         source=edit.position,
         target=target,
-        movement=float(size[target_row, target]),
-        size=float(sizes[row]),
+        movement=float(far[target_row, target]),
+        size=float(numbers[row].max() if sizes is None else sizes[row]),
         row=row,
         target_row=target_row,
         inputs=inputs,
@@ -245,27 +238,18 @@ def _compare(
 
 
 def _sizes(
-    inputs: Shaped[np.ndarray, "B T ..."],
-    edit: Edit,
-    numbers: Float[np.ndarray, "B T"],
-) -> tuple[Float[np.ndarray, "B"], bool]:
-    """How large the edit is in every row, and whether it is of ordinary size.
-
-    A token has no size: that of its edit is the largest movement it causes. In a row
-    that was not edited, the size is the largest in any row.
-    """
-    ordinary = True
+    inputs: Shaped[np.ndarray, "B T ..."], edit: Edit
+) -> tuple[Float[np.ndarray, "B"] | None, bool]:
+    """How large the edit is in every row (tokens: None), and whether that is usual."""
     if np.issubdtype(inputs.dtype, np.integer):
-        sizes = numbers.max(axis=1)
-    else:
-        before, after = (
-            x[:, edit.position].astype(np.float64).reshape(len(x), -1)
-            for x in (inputs, edit.inputs)
-        )
-        is_number = np.isfinite(after).all()
-        sizes = np.abs(after - before if is_number else before).max(axis=1, initial=0.0)
-        ordinary = bool(is_number and sizes.max() <= _HUGE * scale(inputs))
-    return np.where(edit.rows, sizes, sizes.max()), ordinary
+        return None, True
+    before, after = (
+        x[:, edit.position].astype(np.float64).reshape(len(x), -1)
+        for x in (inputs, edit.inputs)
+    )
+    is_number = np.isfinite(after).all()
+    sizes = np.abs(after - before if is_number else before).max(axis=1, initial=0.0)
+    return sizes, bool(is_number and sizes.max() <= _HUGE * scale(inputs))
 
 
 def scale(inputs: Float[np.ndarray, "B T E"]) -> float:
@@ -274,21 +258,45 @@ def scale(inputs: Float[np.ndarray, "B T E"]) -> float:
     return float(np.sqrt(np.mean(np.where(np.isfinite(wide), wide, 0) ** 2))) or 1.0
 
 
-def _rounding(
+def _moved_more(
     base: Shaped[np.ndarray, "B T ..."],
-    sizes: Float[np.ndarray, "B"],
+    outputs: Shaped[np.ndarray, "B T ..."],
+    rows: Bool[np.ndarray, "B"],
+    sizes: Float[np.ndarray, "B"] | None,
     tolerance: float,
-) -> Float[np.ndarray, "B 1"]:
-    """The movement up to which each row's outputs may have been rounded otherwise."""
-    ulp = 0.0
-    if jnp.issubdtype(base.dtype, jnp.floating):
-        ulp = max(
-            _ULPS_FLOAT32 * float(np.finfo(np.float32).eps),
-            _ULPS * float(jnp.finfo(base.dtype).eps),
-        )
-    values = np.abs(base.astype(np.float64)).reshape(len(base), -1)
-    largest = np.where(np.isfinite(values), values, 0).max(axis=1, initial=0.0)
-    return np.maximum(tolerance * sizes, ulp * largest)[:, None]
+) -> Bool[np.ndarray, "B T"]:
+    """Which outputs moved by more than another order of sums could explain.
+
+    Each feature is measured by itself: a column of -1e9 must not hide the others. A
+    token's edit is as large as the largest movement of the feature; in a row that was
+    not edited, the largest of any row counts. No feature is held to be finer than the
+    finest tenth of them.
+    """
+    shape = (*base.shape[:2], -1)
+    before, after = (x.astype(np.float64).reshape(shape) for x in (base, outputs))
+    finite = np.isfinite(before) & np.isfinite(after)
+    before, after = (np.where(finite, x, 0) for x in (before, after))
+    change = np.abs(after - before)
+    edit = change.max(axis=1) if sizes is None else sizes[:, None]
+    edit = np.where(rows[:, None], edit, edit[rows].max(axis=0))
+    largest = np.maximum(np.abs(before), np.abs(after)).max(axis=1)
+    threshold = np.maximum(
+        tolerance * _at_least_tenth(edit), _ulps(base.dtype) * _at_least_tenth(largest)
+    )
+    return (change > threshold[:, None]).any(axis=-1)
+
+
+def _at_least_tenth(x: Float[np.ndarray, "B F"]) -> Float[np.ndarray, "B F"]:
+    """The numbers of the features, none below their lowest decile."""
+    return np.maximum(x, np.quantile(x, 0.1, axis=-1, keepdims=True))
+
+
+def _ulps(dtype: np.dtype) -> float:
+    """A few units in the last place, relative to a number."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return 0.0
+    narrow = _ULPS * float(jnp.finfo(dtype).eps)
+    return max(_ULPS_FLOAT32 * float(np.finfo(np.float32).eps), narrow)
 
 
 def shrink(fn: Function, finding: Finding, *, tolerance: float) -> Finding:
@@ -300,7 +308,7 @@ def shrink(fn: Function, finding: Finding, *, tolerance: float) -> Finding:
     Args:
       fn: the function that leaks, in the mode in which it does.
       finding: of a probe other than 'gradients'.
-      tolerance: as of `examine`.
+      tolerance: as of `compare_with`.
 
     Returns:
       The finding at the smaller inputs, with its positions there.

@@ -56,21 +56,27 @@ def changes(
 ) -> Changes:
     """Compares outputs bit for bit; NaN in both has not changed.
 
-    0.0 against -0.0 has changed, by the smallest positive number.
+    0.0 against -0.0 has changed, by the smallest positive number. Where the dtypes
+    differ, numbers are compared.
     """
     shape = (*base.shape[:2], math.prod(base.shape[2:]))
+    if base.dtype != edited.dtype:
+        base, edited = (x.astype(np.float64) for x in (base, edited))
     base, edited = (np.ascontiguousarray(x).reshape(shape) for x in (base, edited))
     bits = f"u{base.dtype.itemsize}"
     same = base.view(bits) == edited.view(bits)
-    if same.all():
-        return Changes(np.zeros(shape[:2]), np.zeros(shape[:2], bool))
-    base, edited = (x.astype(np.float64) for x in (base, edited))
+    numbers, nonfinite = np.zeros(shape[:2]), np.zeros(shape[:2], bool)
+    # Few positions have changed, as a rule: only those are looked at closely.
+    changed = ~same.all(axis=-1)
+    same = same[changed]
+    base, edited = (x[changed].astype(np.float64) for x in (base, edited))
     same |= np.isnan(base) & np.isnan(edited)
     finite = np.isfinite(base) & np.isfinite(edited)
     with np.errstate(invalid="ignore"):
         sizes = np.maximum(np.abs(edited - base), _SIGN_OF_ZERO)
-    numbers = np.where(finite & ~same, sizes, 0.0)
-    return Changes(numbers.max(axis=-1), (~finite & ~same).any(axis=-1))
+    numbers[changed] = np.max(sizes, axis=-1, where=finite & ~same, initial=0.0)
+    nonfinite[changed] = (~finite & ~same).any(axis=-1)
+    return Changes(numbers, nonfinite)
 
 
 def movement(

@@ -9,17 +9,21 @@ holds them all. What a probe saw is an `Outcome`, and its worst sight a
 `leaks.Finding`.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
-from attention import edits, leaks
+from attention import edits, leaks, search
 
+# Numbers of output that all edits of tokens may compare.
+_OUTPUTS = 2**32
 _ROWS = 2
 _BATCH = 4
 _BATCH_SIZES = (1, 2, 3, 8)
@@ -56,20 +60,31 @@ class Outcome:
 
 
 def _edits(subject: edits.Subject) -> Outcome:
-    """Every position; of tokens every other id, as far as the budget goes."""
+    """Every position; of tokens every other id, as far as the budget goes.
+
+    Some models treat a text by its first token: of tokens, each id comes first too.
+    """
     if subject.vocab_size is None:
         rows, count = edits.rows_of(subject, _ROWS, subject.length), _ORDINARY
     else:
         rows = edits.rows_of(subject, 1, subject.length)
-        count = max(1, min(subject.vocab_size - 1, subject.edits // rows.size))
+        budget = min(subject.edits, _OUTPUTS // (subject.length * subject.vocab_size))
+        count = max(1, min(subject.vocab_size - 1, budget // rows.size))
     made = edits.together(subject, rows, edits.ordinary(subject, count))
-    finding, moved = _examine("edits", subject, made)
+    seen = _examine("edits", subject, made)
     tried = f"{len(rows)} x {subject.length} positions, {count} replacements each"
     if subject.vocab_size is not None:
         tried += f" of {subject.vocab_size - 1}"
-    if not moved.any():
+    if not seen.moved.any():
         tried += "; nothing moved at all"
-    return _outcome("edits", tried, finding, moved)
+    if seen.refused:
+        tried += f"; {seen.refused} calls refused"
+    findings = [seen.finding]
+    if subject.vocab_size is not None:
+        with contextlib.suppress(leaks.Refused):
+            first = edits.each_first(subject, rows[0], len(made[0]))
+            findings.append(_examine("edits", subject, first).finding)
+    return _outcome("edits", tried, leaks.worst(findings), seen.moved)
 
 
 def _tiny(subject: edits.Subject) -> Outcome:
@@ -83,7 +98,7 @@ def _tiny(subject: edits.Subject) -> Outcome:
             [0 * x, 1e-30 * direction, x + 1e-5 * direction, x + 1e-3 * direction]
         )
 
-    finding, _ = _examine("tiny", subject, edits.together(subject, rows, tiny))
+    finding = _examine("tiny", subject, edits.together(subject, rows, tiny)).finding
     return _outcome("tiny", "to 0 and 1e-30, by 1e-5 and 1e-3", finding)
 
 
@@ -96,7 +111,7 @@ def _huge(subject: edits.Subject) -> Outcome:
         direction = scale * rng.standard_normal(x.shape)
         return np.stack([c * direction for size in _HUGE for c in (size, -size)])
 
-    finding, _ = _examine("huge", subject, edits.together(subject, rows, huge))
+    finding = _examine("huge", subject, edits.together(subject, rows, huge)).finding
     if finding is not None and finding.kind == "nan-unsafe":
         finding = _number_on_the_way(subject, finding) or finding
     return _outcome("huge", f"sizes {_HUGE[0]:g} to {_HUGE[-1]:g}", finding)
@@ -118,7 +133,7 @@ def _number_on_the_way(
         edited = inputs.copy()
         edited[:, source] = shares[:, None] * finding.edited[row, source]
         edit = leaks.Edit(source, np.ones(steps, bool), edited, since=source)
-        found, _ = _examine("huge", subject, (inputs, iter([edit])))
+        found = _examine("huge", subject, (inputs, iter([edit]))).finding
         if found is None or found.kind != "nan-unsafe":
             return found if found is not None and found.kind == "leak" else None
         nothing, lost = shares[max(found.target_row - 1, 0)], shares[found.target_row]
@@ -134,28 +149,34 @@ def _nonfinite(subject: edits.Subject) -> Outcome:
         one[rng.integers(x.size)] = np.nan
         return np.stack([np.full_like(x, c) for c in (np.nan, np.inf, -np.inf)] + [one])
 
-    finding, _ = _examine(
-        "non-finite", subject, edits.together(subject, rows, nonfinite)
-    )
+    made = edits.together(subject, rows, nonfinite)
+    finding = _examine("non-finite", subject, made).finding
     return _outcome("non-finite", "NaN, inf, -inf, one feature NaN", finding)
 
 
 def _batch(subject: edits.Subject) -> Outcome:
-    """One row edited at a time: no other row may move."""
-    rows = edits.rows_of(subject, _BATCH, subject.length)
-    finding, _ = _examine(
-        "batch", subject, edits.one_row_at_a_time(subject, rows, causal=True)
+    """One row edited at a time: no other row may move.
+
+    In rows that differ; then in equal ones, where what all of them hold ends with the
+    edit of one.
+    """
+    rows = edits.accepted(
+        subject,
+        [edits.rows_of(subject, size, subject.length) for size in (_BATCH, 2)],
     )
-    return _outcome("batch", f"each position in each of {len(rows)} rows", finding)
+    equal = np.repeat(rows[:1], len(rows), axis=0)
+    found = [
+        _alone("batch", subject, batch, _diagonal(batch)) for batch in (rows, equal)
+    ]
+    tried = f"each position in one of {len(rows)} rows, different and equal ones"
+    return _outcome("batch", tried, leaks.worst(found))
 
 
 def _lengths(subject: edits.Subject) -> Outcome:
-    """Other lengths: one, two, a prime, past powers of two."""
+    """Other lengths: one, a prime, odd ones, past powers of two."""
 
     def at(length: int) -> leaks.Finding | None:
-        rows = edits.draw(subject, _ROWS, length)
-        made = edits.together(subject, rows, edits.ordinary(subject, _ROWS))
-        return _examine("lengths", subject, made)[0]
+        return _few("lengths", subject, edits.draw(subject, _ROWS, length))
 
     return _each("lengths", other_lengths(subject.length), at)
 
@@ -165,8 +186,7 @@ def _batch_sizes(subject: edits.Subject) -> Outcome:
 
     def at(size: int) -> leaks.Finding | None:
         rows = edits.draw(subject, size, subject.length)
-        made = edits.together(subject, rows, edits.ordinary(subject, 1))
-        return _examine("batch sizes", subject, made)[0]
+        return _few("batch sizes", subject, rows)
 
     return _each("batch sizes", _BATCH_SIZES, at)
 
@@ -197,15 +217,17 @@ def _gradients(subject: edits.Subject) -> Outcome:
 
 
 def _training(subject: edits.Subject) -> Outcome:
-    """edits.Edits in training mode, of all rows at once and of one at a time."""
+    """Edits in training mode, of all rows at once and of one at a time."""
     if subject.training is None:
         raise NotApplicable("the function has no training mode")
     subject = dataclasses.replace(subject, fn=subject.training)
     rows = edits.rows_of(subject, _BATCH, subject.length)
-    together = edits.together(subject, rows, edits.ordinary(subject, _ROWS))
-    alone = edits.one_row_at_a_time(subject, rows, causal=True)
-    found = [_examine("training", subject, made)[0] for made in (together, alone)]
-    tried = f"each position in {len(rows)} rows, at once and one at a time"
+    together = edits.together(subject, rows, edits.ordinary(subject, 1))
+    found = [
+        _examine("training", subject, together).finding,
+        _alone("training", subject, rows, _diagonal(rows)),
+    ]
+    tried = f"each position in {len(rows)} rows at once, then in one of them"
     return _outcome("training", tried, leaks.worst(found))
 
 
@@ -250,10 +272,38 @@ def _vectors(subject: edits.Subject) -> Float[np.ndarray, "B T E"]:
     return edits.rows_of(subject, _ROWS, subject.length)
 
 
-def _examine(
-    probe: str, subject: edits.Subject, made: edits.Edits
-) -> tuple[leaks.Finding | None, Float[np.ndarray, "T T"]]:
-    return leaks.examine(probe, subject.fn, *made, tolerance=subject.tolerance)
+def _examine(probe: str, subject: edits.Subject, made: edits.Edits) -> search.Seen:
+    return search.examine(probe, subject.fn, *made, tolerance=subject.tolerance)
+
+
+def _alone(
+    probe: str,
+    subject: edits.Subject,
+    rows: Shaped[np.ndarray, "B T ..."],
+    places: Iterable[tuple[int, int]],
+) -> leaks.Finding | None:
+    """Edits of one row at a time."""
+    made = edits.one_row_at_a_time(subject, rows, places, causal=True)
+    return _examine(probe, subject, made).finding
+
+
+def _diagonal(rows: Shaped[np.ndarray, "B T ..."]) -> Iterator[tuple[int, int]]:
+    """Each position, in one row after another."""
+    return ((position, position % len(rows)) for position in range(rows.shape[1]))
+
+
+def _few(
+    probe: str,
+    subject: edits.Subject,
+    rows: Shaped[np.ndarray, "B T ..."],
+) -> leaks.Finding | None:
+    """Edits of each position in all rows, and of each row at a few positions."""
+    made = edits.together(subject, rows, edits.ordinary(subject, 1))
+    ends = sorted({0, rows.shape[1] // 2, rows.shape[1] - 1})
+    places = itertools.product(ends, range(len(rows)))
+    return leaks.worst(
+        [_examine(probe, subject, made).finding, _alone(probe, subject, rows, places)]
+    )
 
 
 def _each(

@@ -10,6 +10,7 @@ It should be compiled: the checks call it once for every few edits. What they me
 and what counts as rounding, is said in `attention.leaks` and `attention.probes`.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, PRNGKeyArray, Shaped
 
-from attention import edits, equivalence, leaks, movements, probes
+from attention import edits, equivalence, leaks, movements, probes, search
 
 LeakError = leaks.LeakError
 assert_equivalent = equivalence.assert_equivalent
@@ -55,8 +56,8 @@ def assert_causal(
       AssertionError: if fn is not deterministic on equal input.
       ValueError: on inputs that are neither, or tokens without `vocab_size`.
     """
-    assert_deterministic(fn, inputs)
     subject = _subject(fn, inputs, vocab_size, rng, tolerance)
+    assert_deterministic(fn, inputs)
     _assert_clear(subject, (*_VALUES, "batch"))
 
 
@@ -74,9 +75,9 @@ def assert_batch_independent(
     """
     subject = _subject(fn, inputs, vocab_size, rng, tolerance)
     rows = edits.rows_of(subject, 2, subject.length)
-    made = edits.one_row_at_a_time(subject, rows, causal=False)
-    finding, _ = leaks.examine("batch", subject.fn, *made, tolerance=tolerance)
-    _raise_leak(finding)
+    places = itertools.product(range(subject.length), range(len(rows)))
+    made = edits.one_row_at_a_time(subject, rows, places, causal=False)
+    _raise_leak(search.examine("batch", subject.fn, *made, tolerance=tolerance).finding)
 
 
 def assert_deterministic(
@@ -243,7 +244,7 @@ def dependency_matrix(
     subject = _subject(fn, inputs, vocab_size, rng, 0.0)
     count = 4 if vocab_size is None else min(4, vocab_size - 1)
     made = edits.together(subject, np.asarray(inputs), edits.ordinary(subject, count))
-    return leaks.examine("edits", subject.fn, *made, tolerance=0.0)[1] != 0
+    return search.examine("edits", subject.fn, *made, tolerance=0.0).moved != 0
 
 
 def _is_traceable(fn: movements.Function, inputs: Any) -> bool:

@@ -42,11 +42,12 @@ def kind(probe, fn, **changes):
 
 
 def calls_of(probe, made):
+    """The inputs of all calls, the first of them unedited."""
     calls = []
 
     def fn(x):
         calls.append(x)
-        return np.zeros((*x.shape[:2], 1), np.float32)
+        return np.ones((*x.shape[:2], 1), np.float32)
 
     outcome = probes.run(probe, dataclasses.replace(made, fn=fn))
     return calls, outcome
@@ -54,34 +55,47 @@ def calls_of(probe, made):
 
 def test_every_token_takes_every_place():
     """One position at a time, in all rows; together every other id."""
-    (base, *edited), outcome = calls_of("edits", tokens(None))
+    made = tokens(np.sin)
+    (row,) = edits.draw(made, 1, T)
+    base, edited = edits.together(made, row[None], edits.ordinary(made, V - 1))
     seen = set()
-    for position, call in enumerate(edited):
-        np.testing.assert_array_equal(
-            np.delete(call, position, 1), np.delete(base, position, 1)
-        )
-        assert np.all(call[:, position] != base[:, position])
-        for row, token in zip(base, call[:, position], strict=True):
-            seen.add((row.tobytes(), position, int(token)))
+    for position, rows, call, since in edited:
+        assert rows.all() and since == position
+        others = np.arange(T) != position
+        np.testing.assert_array_equal(call[:, others], base[:, others])
+        assert np.all(call[:, position] != row[position])
+        seen |= {(position, int(token)) for token in call[:, position]}
     assert len(seen) == T * (V - 1)
-    assert "nothing moved" in outcome.tried
+
+
+def test_every_token_comes_first():
+    base, edited = edits.each_first(tokens(np.sin), np.arange(T), V - 1)
+    assert len(set(base[:, 0].tolist())) == V - 1
+    assert [edit.position for edit in edited] == [1, T // 2, T - 1]
 
 
 def test_the_budget_is_kept():
-    (base, *edited), outcome = calls_of("edits", tokens(None, edits=3 * T))
-    assert len(np.unique(base, axis=0)) == 1
-    assert sum(len(call) for call in edited) == 3 * T
-    assert "3 replacements each of 10" in outcome.tried
+    _, outcome = calls_of("edits", tokens(None, edits=3 * T))
+    assert outcome.tried.startswith(f"1 x {T} positions, 3 replacements each of 10")
+    assert "nothing moved" in outcome.tried
 
 
 def test_calls_are_bounded_and_all_of_one_shape():
     """Many ids: several calls per position, the last filled up."""
-    made = tokens(None, vocab_size=2000, edits=10**6, length=20)
-    (base, *edited), _ = calls_of("edits", made)
-    assert {call.shape for call in edited} == {base.shape}
+    made = tokens(np.sin, vocab_size=2000, length=20)
+    rows = edits.draw(made, 1, 20)
+    base, edited = edits.together(made, rows, edits.ordinary(made, 1999))
+    edited = list(edited)
+    assert {edit.inputs.shape for edit in edited} == {base.shape}
     assert base.size <= 2**13
-    ids = {int(i) for call in edited[: len(edited) // 20] for i in call[:, 0]}
-    assert len(ids) >= 1999
+    ids = {int(i) for edit in edited if edit.position == 3 for i in edit.inputs[:, 3]}
+    assert len(ids) == 1999
+
+
+def test_rows_of_tokens_hold_many_ids_or_repeat_few():
+    rows = edits.draw(tokens(None), 4, V)
+    assert [len(set(row.tolist())) for row in rows[::2]] == [V, V]
+    assert all(len(set(row.tolist())) <= 4 for row in rows[1::2])
 
 
 def test_lengths_and_batch_sizes():
@@ -95,9 +109,25 @@ def test_lengths_and_batch_sizes():
 
 
 def test_one_row_is_edited_at_a_time():
-    (base, *edited), _ = calls_of("batch", subject(None))
-    changed = [np.argwhere((call != base).any(-1)).tolist() for call in edited]
-    assert sorted(changed) == [[[b, t]] for b in range(4) for t in range(T)]
+    calls, _ = calls_of("batch", subject(None))
+    base = next(call for call in calls if np.any(call[0] != call[1]))
+    places = [np.argwhere((call != base).any(-1)).tolist() for call in calls]
+    assert [[[t % 4, t]] for t in range(T)] == [p for p in places if len(p) == 1]
+
+
+def test_a_batch_size_that_is_refused():
+    """All copies at once, two of each, or the rows as they are."""
+    for most, size in ((99, 10), (5, 2), (1, 1)):
+
+        def fn(x, most=most):
+            if len(x) > most:
+                raise IndexError("too many rows")
+            return x
+
+        made = tokens(fn)
+        rows = edits.draw(made, 1, T)
+        inputs, _ = edits.together(made, rows, edits.ordinary(made, V - 1))
+        assert len(inputs) == size
 
 
 def test_values_that_are_tried():
@@ -110,7 +140,8 @@ def test_values_that_are_tried():
     assert any((np.isnan(call).sum(-1) == 1).any() for call in edited)
     (base, *edited), _ = calls_of("tiny", subject(None))
     assert any((call == 0).all(-1).any() for call in edited)
-    smallest = min(np.abs(call - base)[call != base].min() for call in edited)
+    changed = [np.abs(call - base)[call != base] for call in edited]
+    smallest = min(change.min() for change in changed if len(change))
     assert smallest < 1e-4
 
 
@@ -198,7 +229,7 @@ def test_refusals():
     assert probes.run("lengths", subject(fixed)).kind == "refused"
     outcome = probes.run("edits", subject(lambda x: x[:, :-1]))
     assert outcome.kind == "refused"
-    assert "expected outputs [16, 12]" in outcome.tried
+    assert "expected outputs [2, 12]" in outcome.tried
     assert probes.run("tiny", tokens(lambda t: t)).kind == "not applicable"
     assert probes.run("gradients", subject(np.sin)).kind == "not applicable"
     assert probes.run("training", subject(np.sin)).kind == "not applicable"
@@ -216,6 +247,101 @@ def test_gradients():
         outcome = of(matrix)
         assert outcome.kind == name
         assert (outcome.finding.source, outcome.finding.target) == (5, 2)
+
+
+def test_some_refusals_hide_nothing():
+    """What the other edits show is kept; that some were refused is said."""
+
+    def fn(t):
+        if np.any(t == 3):
+            raise KeyError("not this id")
+        return TABLE[t] + next_one(TABLE[t])
+
+    outcome = probes.run("edits", tokens(fn, rows=np.full((1, T), 4, np.int32)))
+    assert outcome.kind == "leak"
+    assert "refused" in outcome.tried
+    exits = probes.run("edits", tokens(lambda t: exit()))
+    assert exits.kind == "refused"
+
+
+def test_a_column_of_huge_numbers_hides_no_leak():
+    """An id that is banned by -1e9, or by the least number there is."""
+    for banned in (-1e9, np.finfo(np.float32).min):
+
+        def fn(t, banned=banned):
+            x = TABLE[t] + 1e-3 * next_one(TABLE[t])
+            return np.append(x, np.full((*t.shape, 1), banned, np.float32), axis=-1)
+
+        assert probes.run("edits", tokens(fn)).kind == "leak"
+
+
+def test_rows_that_are_mixed_at_other_sizes_only():
+    def fn(x, rows):
+        return x + np.roll(x, 1, axis=0) if len(x) == rows else x
+
+    for rows in (3, 8):
+        assert kind("batch sizes", lambda x, n=rows: fn(x, n)) == "leak"
+        assert kind("batch", lambda x, n=rows: fn(x, n)) == "clear"
+
+
+def test_what_all_rows_hold_ends_with_one():
+    """A batch that falls silent once every row has said an id."""
+
+    def fn(t):
+        done = np.logical_and.accumulate((t == t[:1]).all(0))
+        return np.where(done[None, :, None], 1, TABLE[t])
+
+    assert probes.run("batch", tokens(fn)).kind == "leak"
+
+
+def test_a_model_that_treats_texts_by_their_first_token():
+    def fn(t):
+        x = TABLE[t]
+        return np.where((t[:, :1] == 0)[..., None], x + next_one(x), x)
+
+    outcome = probes.run("edits", tokens(fn, vocab_size=V, seed=1))
+    assert outcome.kind == "leak"
+
+
+def test_memory_and_chance_are_no_leaks():
+    last = np.zeros((1, 1, E))
+
+    def remembers(x):
+        nonlocal last
+        out = x + 0.1 * last.mean()
+        last = x
+        return out
+
+    calls = iter(range(10**6))
+
+    def flaky(x):
+        return x + (next(calls) == 8)
+
+    for fn in (remembers, flaky):
+        with pytest.raises(leaks.NotDeterministic, match="not deterministic"):
+            probes.run("edits", subject(fn))
+
+
+def test_an_id_whose_vector_is_nan_is_unsafe():
+    table = TABLE.copy()
+    table[7] = np.nan
+
+    def fn(t):
+        return np.tri(t.shape[1]) @ table[t]
+
+    assert probes.run("edits", tokens(fn, rows=np.full((1, T), 4))).kind == "nan-unsafe"
+
+
+def test_a_function_of_nan_shows_nothing():
+    outcome = probes.run("edits", subject(lambda x: np.full_like(x, np.nan)))
+    assert (outcome.kind, outcome.tried) == ("refused", "returned no finite number")
+
+
+def test_outputs_whose_dtype_depends_on_the_input():
+    def fn(x):
+        return x.astype(np.float64) if x[0, 0, 0] > 0 else x
+
+    assert kind("edits", fn) in ("clear", "rounding")
 
 
 # The smallest input

@@ -43,7 +43,7 @@ HONEST = {
     "attention": jax.jit(attend),
     "scan": jax.jit(lambda x: jnp.cumsum(x, axis=1)),
     "numpy": lambda x: np.cumsum(x, axis=1) / np.arange(1, x.shape[1] + 1)[:, None],
-    "constant": lambda x: np.full_like(x, np.nan),
+    "constant": np.ones_like,
 }
 # name -> function, source, earliest target
 LEAKS = {
@@ -125,7 +125,7 @@ def test_a_function_that_is_not_deterministic_is_told_apart_from_a_leak():
 
 def test_an_error_of_the_function_is_its_own():
     def fn(x):
-        if np.abs(x).max() > 50:
+        if not np.array_equal(x, X):
             raise OverflowError("too large for me")
         return x
 

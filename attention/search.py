@@ -1,0 +1,115 @@
+"""Many edits of some inputs, and the worst that they show."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from attention import leaks, movements
+
+# Calls that may be refused before a search gives up.
+_PATIENCE = 100
+
+
+class Seen(NamedTuple):
+    """What some edits showed.
+
+    Attributes:
+      finding: the worst, of the earliest source among equals.
+      moved: largest movement of output i of a row by edits of its input j, allowed
+        ones included; infinite where it has no size.
+      refused: edits that the function refused.
+    """
+
+    finding: leaks.Finding | None
+    moved: Float[np.ndarray, "T T"]
+    refused: int
+
+
+def examine(
+    probe: str,
+    fn: leaks.Function,
+    inputs: Shaped[np.ndarray, "B T ..."],
+    edits: Iterable[leaks.Edit],
+    *,
+    tolerance: float,
+) -> Seen:
+    """The worst that any of the edits shows, and how far they moved what.
+
+    Args:
+      probe: name of the probe that makes them.
+      fn: the function.
+      inputs: unedited.
+      edits: of these inputs.
+      tolerance: share of an edit's size that is rounding; 0: no bit may move.
+
+    Returns:
+      What was seen.
+
+    Raises:
+      Refused: if the function refuses the inputs, or every edit of them.
+      NotDeterministic: if a leak does not show again, or the unedited inputs give
+        other outputs after it.
+    """
+    base = leaks.call(fn, inputs)
+    if not np.isfinite(base.astype(np.float64)).any() and base.size:
+        raise leaks.Refused("returned no finite number")
+    moved = np.zeros((inputs.shape[1],) * 2)
+    findings: list[leaks.Finding | None] = []
+    refusals: list[leaks.Refused] = []
+    for edit in edits:
+        parts = [edit]
+        while parts and (findings or len(refusals) < _PATIENCE):
+            part = parts.pop()
+            try:
+                found, own = leaks.compare_with(
+                    base, probe, fn, inputs, part, tolerance=tolerance
+                )
+            except leaks.Refused as refusal:
+                refusals.append(refusal)
+                parts += _halves(inputs, part)
+                continue
+            moved[:, part.position] = np.maximum(moved[:, part.position], own)
+            findings.append(found)
+    if refusals and not findings:
+        raise refusals[0]
+    finding = leaks.worst(findings)
+    if finding is not None and finding.kind == "leak":
+        _confirm(fn, base, finding, tolerance)
+    return Seen(finding, moved, len(refusals))
+
+
+def _halves(
+    inputs: Shaped[np.ndarray, "B T ..."], edit: leaks.Edit
+) -> list[leaks.Edit]:
+    """The edit in half of its rows, and in the others; nothing of a single row."""
+    rows = np.flatnonzero(edit.rows)
+    if len(rows) < 2:
+        return []
+    parts = []
+    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        edited = inputs.copy()
+        edited[half] = edit.inputs[half]
+        chosen = np.isin(np.arange(len(inputs)), half)
+        parts.append(edit._replace(rows=chosen, inputs=edited))
+    return parts
+
+
+def _confirm(
+    fn: leaks.Function,
+    base: Shaped[np.ndarray, "B T ..."],
+    finding: leaks.Finding,
+    tolerance: float,
+) -> None:
+    """Raises NotDeterministic where a leak is the function's own memory, or chance."""
+    numbers, _ = movements.changes(base, leaks.call(fn, finding.inputs))
+    again = leaks.compare(
+        finding.probe, fn, finding.inputs, finding.edited, tolerance=tolerance
+    )
+    noise = numbers.max(initial=0.0)
+    if again is None or again.kind != "leak" or noise > 0.1 * again.movement:
+        raise leaks.NotDeterministic(
+            f"not deterministic: equal inputs [{', '.join(map(str, base.shape[:2]))}] "
+            f"gave outputs that differ by up to {noise:.3g}"
+        )
