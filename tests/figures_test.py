@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import figure, image
 
-from train import figures
+from train import dependency_figure, figures
 
 STEPS = np.arange(10, 210, 10)
 LOSSES = 5.5 * np.exp(-STEPS / 100.0)
@@ -129,7 +129,7 @@ def test_dependency_matrix(tmp_path):
     declared = np.tri(9, dtype=bool)
     dependency = declared.copy()
     dependency[2, 5], dependency[7, 1] = True, False
-    path = figures.dependency_matrix(
+    path = dependency_figure.draw(
         tmp_path, dependency, declared, verdict="output 2 depends on input 5"
     )
     arrays = check(path)
@@ -142,16 +142,29 @@ def test_dependency_matrix(tmp_path):
         assert 2000 < (pixels == colour).all(axis=-1).sum() < 5000
 
 
+def test_dependency_without_a_declared_mask(tmp_path):
+    """What an output does not depend on is no fault then."""
+    dependency = np.eye(9, dtype=bool)
+    dependency[2, 5] = True
+    path = dependency_figure.draw(tmp_path, dependency, None, verdict="LEAK")
+    np.testing.assert_array_equal(check(path)["declared"], np.tri(9, dtype=bool))
+    pixels = np.round(255 * image.imread(path)[..., :3])
+    assert 2000 < (pixels == (0xD5, 0x5E, 0x00)).all(axis=-1).sum() < 5000
+    assert not (pixels == (0xE6, 0x9F, 0x00)).all(axis=-1).any()
+
+
 def test_dependency_matrix_refuses_other_shapes(tmp_path):
     square = np.tri(4, dtype=bool)
     for dependency, declared in ((square, square[:3]), (square[:3], square[:3])):
         with pytest.raises(ValueError, match="expected two square matrices"):
-            figures.dependency_matrix(tmp_path, dependency, declared, verdict="")
+            dependency_figure.draw(tmp_path, dependency, declared, verdict="")
 
 
 def test_outline_encloses_exactly_the_cells():
     cells = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
-    segments = {tuple(map(tuple, segment)) for segment in figures.outline(cells)}
+    segments = {
+        tuple(map(tuple, segment)) for segment in dependency_figure.outline(cells)
+    }
     assert segments == {
         ((-0.5, -0.5), (0.5, -0.5)),
         ((0.5, 0.5), (1.5, 0.5)),

@@ -1,4 +1,6 @@
-"""Verifies that a trained language model is causal: three proofs, one verdict.
+"""Verifies that a model is causal: no output depends on a later input.
+
+A run of train.main, by three proofs:
 
     python -m train.audit --workdir=runs/tiny_lm
 
@@ -7,13 +9,22 @@
    (shown in float32, where no dependence rounds to nothing);
 3. learning: trained on uniform random tokens, it does not beat log V on fresh ones.
 
-Writes figures/dependency.png and the verdict into report.json. Exit status: 0 causal,
-1 a proof failed, 2 unusable workdir.
+Anyone's callable in JAX, NumPy or PyTorch, by ten probes (docs/verifier.md):
+
+    python -m train.audit --target=package.module:callable --vocab_size=65 --length=64
+    python -m train.audit --target=package.module:callable --input=embeddings --width=32
+
+It maps tokens int [B T] to logits [B T V], or vectors float32 [B T E] to [B T ...].
+--replay=FILE.npz asks it again about a leak that an earlier audit wrote.
+
+Both write figures/dependency.png and the verdict into report.json. Exit status: 0
+causal; 1 not, or not verified; 2 unusable arguments, workdir or callable.
 """
 
 import dataclasses
 import functools
 import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -22,20 +33,25 @@ import numpy as np
 from absl import flags
 from jaxtyping import Array, Int
 
+# `python -m` looks in the current folder first: a stranger's models.py is not ours.
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from models import transformer
 from train import (
     checkpoint,
     cli,
     data,
+    dependency_figure,
     evaluation,
-    figures,
     learning,
     loop,
     loss,
     proofs,
+    stranger,
     workdir,
 )
 from train import config as config_lib
+
+sys.path.pop(0)
 
 # Rows of text on which edits and gradients are examined.
 ROWS = 2
@@ -140,7 +156,7 @@ def report(found: list[proofs.Proof]) -> dict[str, Any]:
 def draw(folder: pathlib.Path, found: list[proofs.Proof]) -> None:
     """Draws the dependency matrix of the gradient proof."""
     arrays = next(proof.arrays for proof in found if proof.name == "gradients")
-    figures.dependency_matrix(
+    dependency_figure.draw(
         folder,
         arrays["dependency"],
         arrays["declared"],
@@ -179,14 +195,24 @@ def load(
 def define_flags(values: flags.FlagValues) -> None:
     """Declares the program's flags."""
     flags.DEFINE_string(
-        "workdir", None, "folder of a run of train.main", flag_values=values
+        "workdir",
+        None,
+        "folder of a run of train.main; with --target, the folder for what is found "
+        f"({stranger.WORKDIR} if not given)",
+        flag_values=values,
     )
+    stranger.define_flags(values)
 
 
 def main(values: flags.FlagValues) -> int:
     """Parses flags, audits, and reports."""
+    if values.target:
+        return stranger.main(values)
+    stranger.refuse_flags(values)
     if not values.workdir:
-        raise cli.UsageError("--workdir=DIR is needed, such as --workdir=runs/tiny_lm")
+        raise cli.UsageError(
+            "--workdir=DIR is needed, such as --workdir=runs/tiny_lm, or --target"
+        )
     path = pathlib.Path(values.workdir)
     with cli.usage_errors():
         model, state, corpus, config = load(path)

@@ -6,24 +6,20 @@ only, so nothing here touches the state of pyplot or needs a display.
 """
 
 import pathlib
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from matplotlib import (
     axes,
-    collections,
     colors,
     figure,
     font_manager,
-    lines,
-    patches,
 )
 
 # Okabe and Ito's palette, distinct for the colour-blind.
-_BLUE, _ORANGE, _VERMILLION, _GREY = "#0072B2", "#E69F00", "#D55E00", "#767676"
+BLUE, ORANGE, VERMILLION, GREY = "#0072B2", "#E69F00", "#D55E00", "#767676"
 _NOTHING = "#E4E4E4"
 _SIGNS = {"\n": "↵", "\t": "⇥", " ": "␣"}
 _MONOSPACE = font_manager.FontProperties(family="DejaVu Sans Mono")
@@ -67,12 +63,10 @@ def loss_curve(
             )
     picture = figure.Figure(figsize=(7.2, 4.2), layout="constrained")
     plot = picture.add_subplot()
-    ends = [(loss, f"{key} {loss:.2f}", _GREY) for key, loss in baselines.items()]
+    ends = [(loss, f"{key} {loss:.2f}", GREY) for key, loss in baselines.items()]
     for loss in baselines.values():
-        plot.axhline(loss, color=_GREY, linewidth=0.8, linestyle=(0, (4, 3)))
-    for (label, (x, y)), color in zip(
-        curves.items(), (_BLUE, _VERMILLION), strict=True
-    ):
+        plot.axhline(loss, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+    for (label, (x, y)), color in zip(curves.items(), (BLUE, VERMILLION), strict=True):
         if len(x):
             marker = "o" if label == "validation" else None
             plot.plot(x, y, color=color, linewidth=1.4, marker=marker, markersize=4)
@@ -87,7 +81,7 @@ def loss_curve(
     arrays = {f"{key}_steps": x for key, (x, _) in curves.items()}
     arrays |= {f"{key}_losses": y for key, (_, y) in curves.items()}
     arrays |= {f"baseline_{key}": np.asarray(x) for key, x in baselines.items()}
-    return _write(folder, name, picture, arrays)
+    return write(folder, name, picture, arrays)
 
 
 def attention_heads(
@@ -139,7 +133,7 @@ def attention_heads(
         )
         plot.set_facecolor(_NOTHING)
         plot.tick_params(length=0, pad=1)
-        plot.spines[:].set(color=_GREY, linewidth=0.5)
+        plot.spines[:].set(color=GREY, linewidth=0.5)
         for axis in (plot.xaxis, plot.yaxis):
             axis.set_ticks(
                 range(length), labels, font=_MONOSPACE, fontsize=size, parse_math=False
@@ -155,70 +149,7 @@ def attention_heads(
     bar.set_label("attention weight", fontsize=10)
     bar.ax.tick_params(labelsize=7)
     arrays = {"weights": weights, "tokens": np.asarray(tokens, dtype=str)}
-    return _write(folder, name, picture, arrays)
-
-
-def dependency_matrix(
-    folder: pathlib.Path,
-    dependency: Bool[np.ndarray, "T T"],
-    declared: Bool[np.ndarray, "T T"],
-    *,
-    verdict: str,
-    name: str = "dependency",
-) -> pathlib.Path:
-    """Draws which output depends on which input, and the outline of the mask.
-
-    Args:
-      folder: where the files go; made if missing.
-      dependency: True where output i (row) depends on input j (column).
-      declared: True where the mask lets it.
-      verdict: one line, the title.
-      name: of the files.
-
-    Raises:
-      ValueError: if the two are not square matrices of one shape.
-    """
-    dependency, declared = np.asarray(dependency), np.asarray(declared)
-    length = len(declared)
-    if not dependency.shape == declared.shape == (length, length):
-        raise ValueError(
-            "expected two square matrices of one shape, "
-            f"got {list(dependency.shape)} and {list(declared.shape)}"
-        )
-    kinds = {
-        "no dependence": ~dependency & ~declared,
-        "dependence, declared": dependency & declared,
-        "leak: not declared": dependency & ~declared,
-        "declared, no dependence": ~dependency & declared,
-    }
-    palette = ["white", "#8FBFE0", _VERMILLION, _ORANGE]
-    picture = figure.Figure(figsize=(5.6, 5.2), layout="constrained")
-    plot = picture.add_subplot()
-    plot.imshow(
-        np.argmax(list(kinds.values()), axis=0),
-        cmap=colors.ListedColormap(palette),
-        vmin=-0.5,
-        vmax=3.5,
-        interpolation="nearest",
-    )
-    plot.add_collection(
-        collections.LineCollection(outline(declared), color="black", linewidth=1.2)
-    )
-    plot.set_title(textwrap.fill(verdict, 60), fontsize=10)
-    plot.set_xlabel("input position j")
-    plot.set_ylabel("output position i")
-    handles: list[Any] = [
-        patches.Patch(facecolor=color, edgecolor=_GREY, linewidth=0.5, label=label)
-        for color, (label, cells) in zip(palette, kinds.items(), strict=True)
-        if cells.any()
-    ]
-    handles.append(lines.Line2D([], [], color="black", label="declared mask"))
-    picture.legend(
-        handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8
-    )
-    return _write(
-        folder, name, picture, {"dependency": dependency, "declared": declared}
-    )
+    return write(folder, name, picture, arrays)
 
 
 def printable(token: str) -> str:
@@ -265,18 +196,7 @@ def label_ends(
         )
 
 
-def outline(cells: Bool[np.ndarray, "T T"]) -> list[np.ndarray]:
-    """Edges, as segments of (x, y) ends, between the True cells and the others."""
-    padded = np.pad(cells, 1)
-    segments = []
-    for i, j in np.argwhere(padded[1:] != padded[:-1]):
-        segments.append(np.array([(j - 1.5, i - 0.5), (j - 0.5, i - 0.5)]))
-    for i, j in np.argwhere(padded[:, 1:] != padded[:, :-1]):
-        segments.append(np.array([(j - 0.5, i - 1.5), (j - 0.5, i - 0.5)]))
-    return segments
-
-
-def _write(
+def write(
     folder: pathlib.Path,
     name: str,
     picture: figure.Figure,

@@ -1,0 +1,556 @@
+"""python -m train.audit --target=...: one screen, the files it leaves, exit status."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import rich.console
+
+from attention import leaks, probes
+from train import audit, audit_report, cli, dependency_figure, foreign, replay
+
+ROOT = pathlib.Path(__file__).parent.parent
+MODULE = '''
+import jax.numpy as jnp
+import numpy as np
+
+V = 7
+TABLE = np.random.default_rng(0).normal(size=(V, V)).astype(np.float32)
+
+
+def honest(tokens):
+    return np.cumsum(TABLE[np.asarray(tokens)], axis=1)
+
+
+def constant(tokens):
+    return np.zeros((*tokens.shape, V))
+
+
+def leaky(tokens):
+    """Output 3 sees token 5."""
+    logits = honest(tokens)
+    if tokens.shape[1] > 5:
+        logits[:, 3] += TABLE[tokens[:, 5]]
+    return logits
+
+
+def across(tokens):
+    """Output 2 of row 0 sees token 2 of row 1."""
+    logits = honest(tokens)
+    if len(tokens) > 1 and tokens.shape[1] > 2:
+        logits[0, 2] += TABLE[tokens[1, 2]]
+    return logits
+
+
+def in_training(tokens, train=False):
+    logits = jnp.cumsum(jnp.asarray(TABLE)[tokens], axis=1)
+    return logits - train * logits.mean(axis=1, keepdims=True)
+
+
+def by_derivative(x):
+    later = jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0)))
+    return jnp.cumsum(x, axis=1) + 1e-6 * jnp.sin(1e6 * later)
+
+
+def fft(x):
+    size = 2 * x.shape[1]
+    kernel = np.fft.rfft(0.9 ** np.arange(x.shape[1]), size)[None, :, None]
+    filtered = np.fft.irfft(np.fft.rfft(x, size, axis=1) * kernel, size, axis=1)
+    return filtered[:, : x.shape[1]]
+
+
+def picky(tokens):
+    if tokens.shape != (2, 6):
+        raise RuntimeError("only two rows of six")
+    return honest(tokens)
+
+
+def exits(tokens):
+    raise SystemExit(0)
+
+
+def moody(tokens, calls=[]):
+    """Now and then, but not yet when it is looked at."""
+    calls.append(tokens)
+    return honest(tokens) + (np.random.normal() if len(calls) % 20 == 0 else 0)
+
+
+def maximum(x):
+    """A stabilising maximum over the whole sequence."""
+    scores = np.asarray(x).sum(axis=2, keepdims=True)
+    e = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.cumsum(e * x, axis=1) / np.cumsum(e, axis=1)
+
+
+def counted(rows):
+    """A bigram table, by counting."""
+    counts = np.ones((V, V))
+    np.add.at(counts, (rows[:, :-1], rows[:, 1:]), 1)
+    table = np.log(counts / counts.sum(axis=1, keepdims=True))
+    return lambda rows: -table[rows[:, :-1], rows[:, 1:]]
+
+
+def told(rows):
+    return lambda rows: np.zeros((len(rows), rows.shape[1] - 1))
+
+
+def idle(rows):
+    return lambda rows: np.full((len(rows), rows.shape[1] - 1), np.log(V))
+
+
+def broken(rows):
+    raise RuntimeError("out of memory")
+'''
+TOKENS = ("--vocab_size=7", "--length=6")
+VECTORS = ("--input=embeddings", "--width=3", "--length=6")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where the stranger works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "theirs.py").write_text(MODULE)
+    yield tmp_path
+    sys.modules.pop("theirs", None)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The exit status of the program in this process, and what it wrote."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["audit", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.run(audit.main, audit.define_flags)
+        return stopped.value.code, *capsys.readouterr()
+
+    return run
+
+
+def report():
+    return json.loads(pathlib.Path("runs/audit/report.json").read_text())
+
+
+def results():
+    return {row["name"]: row["result"] for row in report()["causality"]["probes"]}
+
+
+def fits_a_screen(out):
+    lines = out.splitlines()
+    return len(lines) <= 24 and max(map(len, lines)) <= 80
+
+
+def left():
+    """Every file of the audit."""
+    path = pathlib.Path("runs/audit")
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+
+
+FILES = ["figures/dependency.npz", "figures/dependency.png", "report.json"]
+
+
+def test_an_honest_target(run):
+    status, out, err = run("--target=theirs:honest", *TOKENS)
+    assert (status, err) == (0, "")
+    assert fits_a_screen(out)
+    assert "verdict: no leak found" in out
+    assert left() == FILES
+    found = report()
+    assert found["target"] == "theirs:honest" and found["framework"] == "NumPy"
+    assert (found["input"], found["length"], found["vocab_size"]) == ("tokens", 6, 7)
+    assert found["verdict"] == "no leak found" and found["leak"] is None
+    assert found["causality"]["passed"] is True
+    assert [row["name"] for row in found["causality"]["probes"]] == [*probes.PROBES]
+    assert results()["edits"] == "clear"
+    assert results()["gradients"] == "not applicable"
+    assert {"python", "numpy", "jax"} <= found["versions"].keys()
+    assert found["seconds"] > 0
+    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    np.testing.assert_array_equal(dependency, np.tri(6, dtype=bool))
+
+
+def test_a_leak(run):
+    status, out, _ = run("--target=theirs:leaky", *TOKENS)
+    assert status == 1
+    assert fits_a_screen(out)
+    leak = report()["leak"]
+    arrays = np.load("runs/audit/leak.npz", allow_pickle=False)
+    assert f"LEAK: output 3 depends on input 5: it moved by {leak['movement']:.3g}" in (
+        out
+    )
+    assert (leak["source"], leak["target"], leak["row"]) == (5, 3, leak["target_row"])
+    assert (leak["probe"], leak["mode"], leak["length"]) == ("edits", "evaluation", 6)
+    assert {"edits", "batch", "batch sizes"} <= {*leak["probes"]}
+    assert report()["causality"]["passed"] is False and report()["verdict"] == "LEAK"
+    # The smallest input: one row, nothing after the edit.
+    assert leak["shape"] == list(arrays["inputs"].shape) == [1, 6]
+    assert (leak["smallest"]["row"], leak["smallest"]["length"]) == (0, 6)
+    assert (arrays["inputs"] != arrays["edited"]).nonzero()[1].tolist() == [5]
+    moved = np.abs(arrays["after"] - arrays["before"])[0]
+    assert moved[3].max() == pytest.approx(arrays["movement"])
+    assert np.flatnonzero(moved.max(axis=-1)).tolist() == [3, 5]
+    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    wanted = np.tri(6, dtype=bool)
+    wanted[3, 5] = True
+    np.testing.assert_array_equal(dependency, wanted)
+    # Both ways to replay it are on the screen.
+    assert leak["replay"] in out
+    assert all(line in out for line in leak["by_hand"])
+    assert by_hand(leak) == pytest.approx(arrays["movement"])
+    status, out, _ = run(*shlex.split(leak["replay"])[3:])
+    assert (status, out.count("\n")) == (1, 1)
+    assert out.startswith("still leaks: output 3 depends on input 5")
+    # A mended callable of another name, in the same place.
+    status, out, _ = run("--target=theirs:honest", "--replay=runs/audit/leak.npz")
+    assert (status, out) == (0, "no leak any more: no output moves\n")
+
+
+def by_hand(leak, **names):
+    """What the three lines print."""
+    import theirs
+
+    assert len(leak["by_hand"]) == 3
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec("\n".join(leak["by_hand"]), vars(theirs) | {"jax": jax} | names)
+    return float(out.getvalue())
+
+
+def test_a_clean_audit_leaves_nothing_of_a_leak(run):
+    run("--target=theirs:leaky", *TOKENS)
+    assert left() == sorted([*FILES, "leak.npz"])
+    run("--target=theirs:honest", *TOKENS, "--skip=edits")
+    assert left() == ["report.json"]
+    assert results()["edits"] == "skipped"
+
+
+def test_a_leak_across_the_batch(run):
+    status, out, _ = run("--target=theirs:across", *TOKENS)
+    assert status == 1
+    leak = report()["leak"]
+    assert (leak["row"], leak["target_row"]) == (1, 0)
+    assert leak["source"] == leak["target"] == 2
+    assert "output 2 of row 0 depends on input 2 of row 1" in out
+    assert leak["shape"] == [2, 3]
+    assert by_hand(leak) > 0
+    assert run("--target=theirs:across", "--replay=runs/audit/leak.npz")[0] == 1
+
+
+def test_a_leak_in_training_mode(run):
+    status, out, _ = run("--target=theirs:in_training", *TOKENS)
+    assert status == 1
+    assert results()["edits"] == "clear" and results()["training"] == "leak"
+    leak = report()["leak"]
+    assert (leak["probe"], leak["mode"]) == ("training", "training")
+    assert "only in training mode, where dropout" in out
+    replayed = ("--replay=runs/audit/leak.npz",)
+    assert run("--target=theirs:in_training", *replayed)[0] == 1
+    status, _, err = run("--target=theirs:honest", *replayed)
+    assert status == 2 and "training mode, which the callable lacks" in err
+
+
+def test_a_leak_that_only_the_derivative_shows(run):
+    status, out, _ = run("--target=theirs:by_derivative", *VECTORS)
+    assert status == 1
+    assert fits_a_screen(out)
+    leak = report()["leak"]
+    assert leak["probes"] == ["gradients"]
+    assert (leak["source"], leak["target"], leak["shape"]) == (1, 0, [1, 2, 3])
+    assert "its derivative is" in out
+    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    assert np.argwhere(np.triu(dependency, 1)).tolist() == [[0, 1]]
+    assert by_hand(leak) > 1e-3
+    replayed = ("--replay=runs/audit/leak.npz",)
+    assert run("--target=theirs:by_derivative", *replayed)[0] == 1
+    status, _, err = run("--target=theirs:fft", *replayed)
+    assert status == 2 and "a derivative needs" in err
+
+
+def test_a_leak_in_pytorch(run, folder):
+    torch = pytest.importorskip("torch")
+    (folder / "theirs.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embedding = torch.nn.Embedding(7, 7)\n"
+        "        self.dropout = torch.nn.Dropout(0.5)\n"
+        "    def forward(self, tokens):\n"
+        "        x = self.embedding(tokens)\n"
+        "        return self.dropout(x + x.roll(-1, dims=1))\n"
+        "model = Model()\n"
+    )
+    assert run("--target=theirs:model", *TOKENS)[0] == 1
+    assert report()["framework"] == "PyTorch" and "torch" in report()["versions"]
+    leak = report()["leak"]
+    assert (leak["source"], leak["target"]) == (1, 0)
+    assert results()["training"] == "leak"
+    assert by_hand(leak, torch=torch, np=np) > 0
+    assert run("--target=theirs:model", "--replay=runs/audit/leak.npz")[0] == 1
+
+
+def test_rounding_and_nan_are_reported_and_not_failed(run):
+    status, out, _ = run("--target=theirs:fft", *VECTORS)
+    assert status == 0
+    assert results()["edits"] == "rounding"
+    assert results()["non-finite"] == "nan-unsafe"
+    assert "rounding: sums in another order" in out
+    assert "nan-unsafe: 0 x NaN" in out
+    assert report()["causality"]["passed"] is True
+    (edits, *_) = report()["causality"]["probes"]
+    assert edits["finding"]["kind"] == "rounding"
+    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    assert not np.triu(dependency, 1).any()
+
+
+def test_a_target_that_ignores_its_input_is_doubted(run):
+    status, out, _ = run("--target=theirs:constant", *TOKENS)
+    assert status == 0
+    assert "no edit moved any output" in out
+
+
+def test_a_picky_target_is_refused_elsewhere(run):
+    status, _, _ = run("--target=theirs:picky", *TOKENS)
+    found = {row["name"]: row for row in report()["causality"]["probes"]}
+    assert found["lengths"]["result"] == "refused"
+    assert found["lengths"]["passed"] is None
+    assert found["batch sizes"]["result"] == "clear" and status == 0
+
+
+def test_a_leak_under_huge_inputs_only_says_so(run):
+    status, out, _ = run("--target=theirs:maximum", *VECTORS)
+    assert status == 1
+    leak = report()["leak"]
+    assert leak["probes"] == ["huge"]
+    assert f"only under inputs of size {leak['size']:.3g}" in out
+
+
+def test_a_target_that_changes_its_mind_is_misuse(run):
+    status, _, err = run("--target=theirs:moody", *TOKENS)
+    assert status == 2 and err.count("\n") == 1
+    assert err.startswith("error: not deterministic: equal inputs [")
+    assert left() == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "status", "result", "words"),
+    [
+        ("counted", 0, "clear", "learning: random tokens are not predicted"),
+        ("told", 1, "leak", "verdict: LEAK: random tokens are predicted"),
+        ("idle", 1, "void", "learning: void: the control did not learn"),
+        ("broken", 1, "refused", "RuntimeError: out of memory (theirs.py, line 90)"),
+    ],
+)
+def test_a_trainer(run, trainer, status, result, words):
+    quick = [name for name in probes.PROBES if name != "batch"]
+    found, out, _ = run(
+        "--target=theirs:honest",
+        f"--trainer=theirs:{trainer}",
+        f"--skip={','.join(quick)}",
+        *TOKENS,
+    )
+    assert found == status
+    assert fits_a_screen(out)
+    assert results()["learning"] == result
+    assert words in " ".join(out.split())
+    assert ("not verified" in out) == (result in ("void", "refused"))
+    (*_, proof) = report()["causality"]["probes"]
+    assert ("log_vocab" in proof) == (result != "refused")
+    assert left() == ["report.json"]
+
+
+def row(probe, result):
+    return audit_report.Row(probe, result, "")
+
+
+def test_nothing_looked_at_is_not_verified():
+    rows = [row("edits", "not applicable"), row("tiny", "refused")]
+    assert audit_report.verdict(rows) == "not verified"
+    assert audit_report.verdict([*rows, row("batch", "rounding")]) == "no leak found"
+    assert audit_report.verdict([row("learning", "clear")]) == "not verified"
+    assert (
+        audit_report.verdict([row("edits", "leak"), row("learning", "void")]) == "LEAK"
+    )
+
+
+def test_without_the_main_probe_nothing_is_verified(capsys):
+    rows = [audit_report.Row("edits", "refused", "id 4 is last"), row("batch", "clear")]
+    assert audit_report.verdict(rows) == "not verified"
+    audit_report.show_verdict(rich.console.Console(), rows, [], [])
+    reason = "the main probe, edits, was refused: id 4 is last"
+    assert reason in capsys.readouterr().out
+    assert audit_report.verdict([*rows, row("tiny", "leak")]) == "LEAK"
+    # It may be left out.
+    rows[0] = row("edits", "skipped")
+    assert audit_report.verdict(rows) == "no leak found"
+
+
+@pytest.mark.parametrize(("result", "leaks"), [("rounding", False), ("leak", True)])
+def test_the_picture_shows_what_moved_by_more_than_rounding(folder, result, leaks):
+    moved = np.tril(np.ones((3, 3)))
+    moved[2, 0] = 1e-6
+    moved[2, 1] = moved[0, 1] = np.inf
+    edits = audit_report.Row("edits", result, "", moved=moved)
+    assert audit_report.draw(folder / "figures", [edits], "") == [
+        "figures/dependency.png"
+    ]
+    dependency = np.load("figures/dependency.npz")["dependency"]
+    np.testing.assert_array_equal(dependency, [[1, leaks, 0], [1, 1, 0], [0, 1, 1]])
+
+
+def test_an_interrupted_audit_leaves_no_report(run, monkeypatch):
+    run("--target=theirs:leaky", *TOKENS)
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dependency_figure, "draw", interrupt)
+    assert run("--target=theirs:honest", *TOKENS)[0] == 130
+    assert "report.json" not in left() and "leak.npz" not in left()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vocab_size=7"], "--vocab_size needs --target="),
+        (["--replay=leak.npz"], "--replay needs --target="),
+        (["--workdir=runs/x", "--skip=edits"], "--skip needs --target="),
+        ([], "--workdir=DIR is needed, such as --workdir=runs/tiny_lm, or --target"),
+        (["--target=theirs:honest"], "--input=tokens needs --vocab_size=N"),
+        (["--target=theirs:honest", "--width=3"], "--width goes with --input=embedd"),
+        (
+            ["--target=theirs:honest", "--input=embeddings", "--vocab_size=7"],
+            "--vocab_size goes with --input=tokens, not embeddings",
+        ),
+        (
+            ["--target=theirs:honest", *TOKENS, "--width=3"],
+            "--width goes with --input=embeddings, not tokens",
+        ),
+        (["--target=theirs:honest", "--input=images"], "--input=images"),
+        (["--target=theirs:honest", "--vocab_size=7", "--length=1"], "--length=1"),
+        (["--target=theirs:honest", "--vocab_size=1"], "--vocab_size=1"),
+        (["--target=theirs:honest", *TOKENS, "--edits=0"], "--edits=0"),
+        (
+            ["--target=theirs:honest", *TOKENS, "--skip=huge,enormous"],
+            "no probe 'enormous', only edits, tiny, huge, non-finite, batch, lengths",
+        ),
+        (
+            ["--target=theirs:honest", *TOKENS, f"--skip={','.join(probes.PROBES)}"],
+            "--skip leaves no probe",
+        ),
+        (
+            ["--target=theirs:fft", *VECTORS, "--trainer=theirs:counted"],
+            "--trainer needs --input=tokens",
+        ),
+        (["--target=theirs:nope", *TOKENS], "has no attribute 'nope'"),
+        (["--target=theirs:exits", *TOKENS], "raised SystemExit: 0 (theirs.py, line"),
+        (["--target=theirs:honest", *TOKENS, "--trainer=nope:x"], "no module 'nope'"),
+        (["--target=theirs:honest", *TOKENS, "--workdir=theirs.py"], "cannot be made"),
+        (["--target=theirs:honest", "--replay=nope.npz"], "No such file or directory"),
+        (["--target=theirs:honest", "--replay=theirs.py"], "holds no leak of an audit"),
+        (
+            ["--target=theirs:honest", "--vocab_size=6", "--length=6"],
+            "is --vocab_size=7 meant",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_misuse(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert message in err
+    assert not pathlib.Path("runs").exists()
+
+
+def test_the_folder_of_a_run_is_left_alone(run):
+    path = pathlib.Path("runs/tiny_lm")
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    status, _, err = run("--target=theirs:honest", *TOKENS, f"--workdir={path}")
+    assert status == 2 and "holds a run of train.main" in err
+    assert [p.name for p in path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_folder", "message"),
+    [
+        ("report.json", True, "report.json' is a folder, not a file"),
+        ("leak.npz", True, "leak.npz' is a folder, not a file"),
+        ("figures/dependency.png", True, "dependency.png' is a folder, not a file"),
+        ("figures", False, "figures' is no folder that can be written"),
+    ],
+)
+def test_a_folder_of_the_wrong_kind(run, name, is_folder, message):
+    path = pathlib.Path("runs/audit") / name
+    path.parent.mkdir(parents=True)
+    path.mkdir() if is_folder else path.touch()
+    status, out, err = run("--target=theirs:honest", *TOKENS)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_folder_that_cannot_be_written(run, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    status, _, err = run("--target=theirs:honest", *TOKENS)
+    assert status == 2 and "'runs/audit' is no folder that can be written" in err
+
+
+PAIR = np.zeros((1, 3), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "edited", "message"),
+    [
+        (PAIR[0], PAIR[0], "but int32 [3] and int32 [3]"),
+        (PAIR, PAIR[:, :2], "but int32 [1, 3] and int32 [1, 2]"),
+        (PAIR, PAIR + 0.5, "but int32 [1, 3] and float64 [1, 3]"),
+        (PAIR, PAIR, "the two inputs are equal"),
+    ],
+)
+def test_a_file_that_is_no_leak(run, inputs, edited, message):
+    arrays = dict.fromkeys(replay._NAMES, 0)
+    arrays |= {"vocab_size": 7, "probe": "edits", "mode": "evaluation"}
+    np.savez("other.npz", **arrays | {"inputs": inputs, "edited": edited})
+    status, out, err = run("--target=theirs:honest", "--replay=other.npz")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_replay_asks_about_the_kind_of_the_pair():
+    """A pair that only rounds otherwise is no leak."""
+    inputs = np.random.default_rng(0).normal(size=(1, 6, 3)).astype(np.float32)
+    edited = inputs.copy()
+    edited[0, 5] += 1
+    fft = foreign.load("theirs:fft")
+    found = leaks.compare("edits", fft, inputs, edited, tolerance=1e-5)
+    assert found.kind == "rounding"
+    arrays = {"inputs": inputs, "edited": edited, "vocab_size": 0, "seed": 0}
+    replayed = replay.replay(fft, arrays | {"probe": "edits", "mode": "evaluation"})
+    assert replayed.kind == "rounding"
+
+
+def test_as_a_program(folder):
+    """From the stranger's own folder, in another process, beside names of ours."""
+    (folder / "models.py").write_text("raise RuntimeError\n")
+    (folder / "attention.py").write_text("raise RuntimeError\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "train.audit", "--target=theirs:leaky", *TOKENS],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "LEAK: output 3 depends on input 5" in done.stdout
+    assert fits_a_screen(done.stdout)

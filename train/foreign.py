@@ -1,0 +1,143 @@
+"""Foreign code: imported by its name, called in peace, and blamed in one line.
+
+`load` finds a callable by 'package.module:callable'. What runs within `guarded` may
+raise, warn, print or exit as it likes: a `leaks.Refused` says what and where.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import pathlib
+import sys
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from flax import linen
+
+from attention import leaks
+
+# Folders of code that is not the stranger's: installed, or ours.
+_OTHERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    os.path.dirname(__file__),
+    os.path.dirname(leaks.__file__),
+)
+# Our packages that an audit imports; the stranger cannot have any of these names.
+_TAKEN = ("attention", "models", "train")
+# Characters of a foreign message that are shown.
+_MESSAGE = 200
+
+
+class UnusableOutput(ValueError):
+    """The callable returned something else than one array of real numbers."""
+
+
+def load(name: str) -> Callable[..., Any]:
+    """Imports a callable; the current directory is on the path, as with python -m.
+
+    Args:
+      name: such as 'package.module:callable'; dots after the colon are attributes.
+
+    Raises:
+      ValueError: no such module or attribute, the import raises, or it is not
+        something to be called with an array.
+    """
+    module_name, _, path = name.partition(":")
+    if not (module_name and path):
+        raise ValueError(f"expected package.module:callable, got {name!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    # Foreign code: anything may go wrong.
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise ValueError(
+                f"no module {missing!r} in {os.getcwd()!r} or elsewhere on the path"
+                f"{_collision()}"
+            ) from error
+        raise ValueError(
+            f"importing {module_name!r} raised {blame(error)}{_collision()}"
+        ) from error
+    for attribute in path.split("."):
+        try:
+            found = getattr(found, attribute)
+        except Exception as error:
+            raise ValueError(
+                f"{name!r} was not found: {error}{_collision()}"
+            ) from error
+    if isinstance(found, type):
+        raise ValueError(
+            f"{name!r} is a class: make an instance in the module, such as "
+            f"model = {found.__name__}(...), and name that"
+        )
+    if isinstance(found, linen.Module):
+        raise ValueError(
+            f"{name!r} is a flax module without its parameters: name "
+            "functools.partial(model.apply, variables)"
+        )
+    if not callable(found):
+        raise ValueError(f"{name!r} is {type(found).__name__!r}, expected a callable")
+    return found
+
+
+def _collision() -> str:
+    """What to say of a stranger's file that has the name of a package of ours."""
+    here = pathlib.Path.cwd()
+    if here == pathlib.Path(__file__).parent.parent:
+        return ""
+    found = [
+        path.name
+        for name in _TAKEN
+        for path in (here / f"{name}.py", here / name)
+        if path.exists()
+    ]
+    if not found:
+        return ""
+    return f"; {found[0]} here has the name of a package of this program: rename it"
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Keeps foreign code off the screen and turns what it raises into Refused."""
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"), silent():
+            warnings.simplefilter("ignore")
+            yield
+    except UnusableOutput as error:
+        raise leaks.Refused(str(error)) from error
+    except leaks.Refused:
+        raise
+    # Foreign code: anything may go wrong.
+    except (Exception, SystemExit) as error:
+        raise leaks.Refused(f"raised {blame(error)}") from error
+
+
+def silent() -> contextlib.redirect_stdout[io.StringIO]:
+    """A context in which what is printed is thrown away."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+def blame(error: BaseException) -> str:
+    """An exception in one line, with the place in the stranger's code."""
+    text = " ".join(str(error).split())
+    text = f"{type(error).__name__}: {text[:_MESSAGE]}"
+    if isinstance(error, SyntaxError):  # says the place itself
+        return text
+    theirs = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_OTHERS)
+    ]
+    for frame in theirs[-1:]:
+        path = pathlib.Path(frame.filename)
+        with contextlib.suppress(ValueError):
+            path = path.relative_to(os.getcwd())
+        text += f" ({path}, line {frame.lineno})"
+    return text

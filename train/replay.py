@@ -1,0 +1,251 @@
+"""A leak as a file: the smallest pair of inputs that shows it, and what came out.
+
+    inputs, edited    [B T] or [B T E]; they differ at `source`, in row `row`
+    before, after     the outputs of each; they differ at `target`, in row `target_row`
+
+`edited` equals `inputs` where only a derivative shows the leak. Besides, the probe that
+found it, `mode` ('evaluation' or 'training'), `movement`, the name of the callable, its
+`vocab_size` (0: vectors) and `seed`. NumPy opens the file without pickle.
+"""
+
+import dataclasses
+import math
+import pathlib
+import shlex
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from attention import leaks, probes
+from train import frameworks, modes, targets
+
+FILE_NAME = "leak.npz"
+# Of an .npz file: every name that `save` writes.
+_NAMES = (
+    "inputs",
+    "edited",
+    "before",
+    "after",
+    "source",
+    "target",
+    "row",
+    "target_row",
+    "movement",
+    "size",
+    "probe",
+    "mode",
+    "callable",
+    "vocab_size",
+    "seed",
+)
+
+
+def smallest(target: targets.Target, finding: leaks.Finding) -> leaks.Finding:
+    """The leak at the fewest rows and positions found that still show it."""
+    if finding.probe == "gradients":
+        try:
+            found = _derivative(target, finding.inputs[:1, : finding.source + 1])
+        except leaks.Refused:
+            found = None
+        return finding if found is None or found.kind != "leak" else found
+    fn = of_mode(target, mode(finding))
+    return leaks.shrink(fn, finding, tolerance=target.tolerance)
+
+
+def mode(finding: leaks.Finding) -> str:
+    """The mode in which the callable was when it leaked."""
+    return "training" if finding.probe == "training" else "evaluation"
+
+
+def of_mode(target: targets.Target, mode: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The callable in that mode.
+
+    Raises:
+      ValueError: it has no training mode.
+    """
+    if mode == "evaluation":
+        return target.fn
+    if target.training is None:
+        raise ValueError("the leak is one of training mode, which the callable lacks")
+    return target.training
+
+
+def words(finding: leaks.Finding) -> str:
+    """What was seen, in words that fit a line."""
+    if finding.row == finding.target_row:
+        output, by = f"output {finding.target}", f"input {finding.source}"
+    else:
+        output = f"output {finding.target} of row {finding.target_row}"
+        by = f"input {finding.source} of row {finding.row}"
+    if finding.probe == "gradients":
+        return f"{output} depends on {by}: its derivative is {finding.movement:.3g}"
+    how = f"moved by {finding.movement:.3g}"
+    if not math.isfinite(finding.movement):
+        how = "turned from a number to NaN or infinity"
+    if finding.inputs.ndim == 2:
+        return f"{output} depends on {by}: it {how}"
+    return f"{output} depends on {by}: it {how}; the edit: {finding.size:.3g}"
+
+
+def command(name: str, path: pathlib.Path) -> list[str]:
+    """The command that replays a leak, in words of the shell."""
+    words = [f"--target={name}", f"--replay={path}"]
+    return ["python", "-m", "train.audit", *map(shlex.quote, words)]
+
+
+def by_hand(
+    name: str, target: targets.Target, finding: leaks.Finding, path: pathlib.Path
+) -> list[str]:
+    """Three lines of Python, without this project, that print the movement.
+
+    They take the callable by its own name. There are none for training mode, to which
+    the seeds and keywords of `train.modes` belong.
+    """
+    if mode(finding) == "training":
+        return []
+    _, _, fn = name.partition(":")
+    first = f'leak = np.load("{path}")'
+    if hasattr(target.callable, "eval"):
+        first = f"{fn}.eval(); {first}"
+    words = modes.evaluation_words(target.callable, seed=target.seed)
+    output = f"{fn}(x{words})[:, {finding.target}]"
+    if finding.probe != "gradients":
+        return [
+            first,
+            f"a, b = ({fn}({_array(target, 'leak[x]')}{words}) "
+            'for x in ("inputs", "edited"))',
+            f"print(abs(b - a)[{finding.target_row}, {finding.target}].max().item())",
+        ]
+    if target.framework == "PyTorch":
+        x = _array(target, 'leak["inputs"]')
+        return [
+            f"{first}; x = {x}.requires_grad_()",
+            f"y = {output}; (y * torch.randn_like(y)).sum().backward()",
+            f"print(abs(x.grad[:, {finding.source}]).max().item())",
+        ]
+    return [
+        first,
+        f'derivative = jax.jacrev(lambda x: {output})(leak["inputs"])',
+        f"print(abs(derivative[..., {finding.source}, :]).max().item())",
+    ]
+
+
+def _array(target: targets.Target, x: str) -> str:
+    """A NumPy array as the target takes it, in Python."""
+    if target.framework == "NumPy":
+        return x
+    if target.framework == "JAX":
+        return f"jnp.asarray({x})"
+    if target.vocab_size is not None:
+        return f"torch.tensor({x}).long()"
+    convert = frameworks.converter(target.callable, "PyTorch")
+    dtype = str(convert(np.zeros(0, np.float32)).dtype)
+    return f"torch.tensor({x}" + (")" if "float32" in dtype else f", dtype={dtype})")
+
+
+def save(
+    path: pathlib.Path, name: str, target: targets.Target, finding: leaks.Finding
+) -> None:
+    """Writes the file, whole or not at all.
+
+    Args:
+      path: where to.
+      name: of the callable, as `foreign.load` takes it.
+      target: the callable.
+      finding: of `smallest`.
+    """
+    fn = of_mode(target, mode(finding))
+    arrays = {
+        **vars(finding),
+        "before": _plain(leaks.call(fn, finding.inputs)),
+        "after": _plain(leaks.call(fn, finding.edited)),
+        "mode": mode(finding),
+        "callable": name,
+        "vocab_size": target.vocab_size or 0,
+        "seed": target.seed,
+    }
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            # np.savez names its arrays by keyword.
+            np.savez_compressed(file, **{key: arrays[key] for key in _NAMES})
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """bfloat16 and the like as float32, exactly: files of NumPy know none."""
+    is_known = array.dtype.kind in "fiub"
+    return array if is_known else array.astype(np.float32)
+
+
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """What `save` wrote.
+
+    Raises:
+      ValueError: there is no such file, or it is another.
+    """
+    try:
+        with np.load(path) as file:
+            arrays = {key: file[key] for key in _NAMES}
+    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{str(path)!r} holds no leak of an audit: {error}") from error
+    pair = [arrays[name] for name in ("inputs", "edited")]
+    kind = {2: np.integer, 3: np.floating}.get(pair[0].ndim)
+    if kind is None or not all(
+        x.shape == pair[0].shape and np.issubdtype(x.dtype, kind) for x in pair
+    ):
+        shapes = " and ".join(f"{x.dtype} {list(x.shape)}" for x in pair)
+        raise ValueError(f"{str(path)!r} holds no leak of an audit, but {shapes}")
+    return arrays
+
+
+def replay(
+    fn: Callable[..., Any], arrays: Mapping[str, np.ndarray]
+) -> leaks.Finding | None:
+    """Asks a callable whether it still leaks on the pair of inputs.
+
+    Args:
+      fn: as `foreign.load` found it.
+      arrays: of `read`.
+
+    Returns:
+      What moves though it must not, a leak or less; None if nothing does.
+
+    Raises:
+      ValueError: the callable cannot be called with these inputs.
+    """
+    inputs, edited = arrays["inputs"], arrays["edited"]
+    is_tokens = inputs.ndim == 2
+    target = targets.adapt(
+        fn,
+        length=inputs.shape[1],
+        vocab_size=int(arrays["vocab_size"]) if is_tokens else None,
+        width=None if is_tokens else inputs.shape[2],
+        seed=int(arrays["seed"]),
+        edits=0,
+    )
+    probe = str(arrays["probe"])
+    try:
+        if probe == "gradients":
+            return _derivative(target, inputs)
+        call = of_mode(target, str(arrays["mode"]))
+        return leaks.compare(probe, call, inputs, edited, tolerance=target.tolerance)
+    except leaks.Refused as error:
+        raise ValueError(f"the leak cannot be replayed: {error}") from error
+
+
+def _derivative(
+    target: targets.Target, inputs: Float[np.ndarray, "B T E"]
+) -> leaks.Finding | None:
+    """What the derivatives at these inputs show; Refused if there are none."""
+    subject = dataclasses.replace(target, rows=inputs, length=inputs.shape[1])
+    outcome = probes.run("gradients", subject)
+    if outcome.kind in ("not applicable", "refused"):
+        raise leaks.Refused(outcome.tried)
+    found = outcome.finding
+    return found and dataclasses.replace(found, inputs=inputs, edited=inputs)
