@@ -1,0 +1,130 @@
+"""Which probe sees which planted leak: the tables of docs/verifier.md.
+
+    python -m tests.leak_matrix
+
+examines every leak and every honest model and writes them. PyTorch must be installed,
+or its rows would be lost.
+"""
+
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Mapping
+
+import jax
+
+from attention import probes
+from tests import honest, leaks, specimens
+from train import learning, targets
+
+DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "verifier.md"
+BEGIN, END = "<!-- leak matrix: begin -->", "<!-- leak matrix: end -->"
+PROBES = (*probes.PROBES, "learning")
+# Enough for every other byte at every position of one row.
+EDITS = specimens.LENGTH * specimens.BYTES
+
+# name -> probe -> kind of the outcome
+Kinds = Mapping[str, Mapping[str, str]]
+
+
+def examine(specimen: specimens.Specimen) -> dict[str, str]:
+    """Probe -> kind of what it saw."""
+    of_tokens = specimen.input == "tokens"
+    target = targets.adapt(
+        specimen.make(),
+        length=specimen.length,
+        vocab_size=specimen.vocab_size if of_tokens else None,
+        width=None if of_tokens else specimens.WIDTH,
+        seed=0,
+        edits=EDITS,
+    )
+    kinds: dict[str, str] = {
+        probe: probes.run(probe, target).kind for probe in probes.PROBES
+    }
+    kinds["learning"] = "not applicable"
+    if specimen.trainer is not None:
+        proof = learning.prove_trainer(
+            specimen.trainer,
+            vocab_size=specimen.vocab_size,
+            length=specimen.length,
+            rng=jax.random.key(0),
+        )
+        kinds["learning"] = (
+            "clear" if proof.passed else "void" if proof.void else "leak"
+        )
+    return kinds
+
+
+def examine_all(table: Mapping[str, specimens.Specimen]) -> Kinds:
+    """Every row whose package is installed."""
+    return {
+        name: examine(specimen)
+        for name, specimen in table.items()
+        if not specimen.needs or importlib.util.find_spec(specimen.needs)
+    }
+
+
+def seen_by(kinds: Mapping[str, str]) -> set[str]:
+    """The probes that see a leak."""
+    return {probe for probe, kind in kinds.items() if kind == "leak"}
+
+
+def leak_row(name: str, kinds: Mapping[str, str]) -> str:
+    """A leak as a line of the table."""
+    signs = {"leak": "●", "not applicable": " "}
+    return line(name, *(signs.get(kinds[probe], "·") for probe in PROBES))
+
+
+def honest_row(name: str) -> str:
+    """An honest model as a line of its table."""
+    return line(name, ", ".join(honest.HONEST[name].shows) or "nothing")
+
+
+def alone_row(of_leaks: Kinds) -> str:
+    """How many leaks each probe is alone to see."""
+    alone = [seen_by(kinds) for kinds in of_leaks.values()]
+    return line("seen by this probe alone", *(alone.count({p}) for p in PROBES))
+
+
+def tables(of_leaks: Kinds) -> str:
+    """Both tables, in Markdown."""
+    lines = [
+        f"{len(leaks.LEAKS)} planted leaks. ● the probe sees it, · it does not; "
+        "a blank: the probe cannot be made.",
+        "",
+        line("leak", *PROBES),
+        line("---", *[":-:"] * len(PROBES)),
+        *(leak_row(name, of_leaks[name]) for name in leaks.LEAKS),
+        alone_row(of_leaks),
+        "",
+        f"{len(honest.HONEST)} honest models. None is accused; this is all that is "
+        "seen of them.",
+        "",
+        line("honest model", "shows"),
+        line("---", "---"),
+        *map(honest_row, honest.HONEST),
+    ]
+    return "\n".join(lines)
+
+
+def line(*cells: object) -> str:
+    """Cells as a line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    """Writes the tables between the two markers."""
+    of_leaks = examine_all(leaks.LEAKS)
+    missing = leaks.LEAKS.keys() - of_leaks.keys()
+    if missing:
+        sys.exit(f"install what these need first: {', '.join(sorted(missing))}")
+    head, begin, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"{DOCUMENT} has no lines {BEGIN} and {END}")
+    text = f"{head}{BEGIN}\n\n{tables(of_leaks)}\n\n{END}{tail}"
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
