@@ -14,8 +14,8 @@ from jaxtyping import Int, Shaped
 
 from attention import leaks
 
-# Tokens, and numbers of output, in one call of the function, at most.
-_CALL_TOKENS, _CALL_OUTPUTS = 2**13, 2**24
+# Tokens (more fit no cache) and numbers of output in one call, at most.
+_CALL_TOKENS, _CALL_OUTPUTS = 2**11, 2**24
 
 # Replacements [R ...] of one input; the same number R for each.
 Values = Callable[[np.random.Generator, np.ndarray], np.ndarray]

@@ -168,7 +168,7 @@ def _batch(subject: edits.Subject) -> Outcome:
     found = [
         _alone("batch", subject, batch, _diagonal(batch)) for batch in (rows, equal)
     ]
-    tried = f"each position in one of {len(rows)} rows, different and equal ones"
+    tried = f"one of {len(rows)} rows at a time, unlike and equal"
     return _outcome("batch", tried, leaks.worst(found))
 
 
@@ -227,7 +227,7 @@ def _training(subject: edits.Subject) -> Outcome:
         _examine("training", subject, together).finding,
         _alone("training", subject, rows, _diagonal(rows)),
     ]
-    tried = f"each position in {len(rows)} rows at once, then in one of them"
+    tried = f"{len(rows)} rows at once, then one at a time"
     return _outcome("training", tried, leaks.worst(found))
 
 
