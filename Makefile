@@ -1,13 +1,14 @@
-# make train   trains, verifies and draws the default model in runs/tiny_lm
-# make test    format, lint, types and every test
-# Both first install pinned versions into .venv. PYTHON=python3.12 picks another Python
+# make train    trains, verifies and draws the default model in runs/tiny_lm
+# make test     format, lint, types and every test
+# make mutants  which small wrong edits of attention/ and models/ the tests notice
+# All first install pinned versions into .venv. PYTHON=python3.12 picks another Python
 # for a new .venv.
 
 PYTHON := python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: train test
+.PHONY: train test mutants
 
 train: $(INSTALLED)
 	$(BIN)/python -m train.main --config=configs/tiny_lm.py --workdir=runs/tiny_lm
@@ -17,6 +18,9 @@ test: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile
+
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

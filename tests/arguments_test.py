@@ -11,7 +11,7 @@ from flax import linen as nn
 import attention
 from attention import masks, positions
 from models import multihead
-from tests import oracle, probes
+from tests import oracle, readouts
 
 B, T, S, N, K, H = 2, 3, 5, 4, 2, 4
 KEYS = ("key", "value")
@@ -28,7 +28,7 @@ def test_masks_of_numbers_are_refused(dtype):
 def test_the_module_takes_masks_as_flax_makes_them():
     """case B024: 0 and 1 in float32; other floats are no masks."""
     module = multihead.MultiHeadAttention(num_heads=2)
-    (x,) = probes.random_arrays(4, (2, 3, 8))
+    (x,) = readouts.random_arrays(4, (2, 3, 8))
     parameters = jax.jit(module.init)(jax.random.key(0), x)
     apply = functools.partial(module.apply, parameters, x)
     traced = jax.jit(apply)
@@ -47,7 +47,7 @@ def test_the_module_takes_masks_as_flax_makes_them():
 
 
 @pytest.mark.parametrize("kind", ["array", "mask", "argument"])
-@probes.on_cpu
+@readouts.on_cpu
 def test_padding_goes_to_rows_and_not_to_heads(implementation, kind):
     """case B026: with B = K, grouped heads."""
     lengths = np.array([1, 2])
@@ -58,17 +58,17 @@ def test_padding_goes_to_rows_and_not_to_heads(implementation, kind):
     }[kind]
     value = jnp.broadcast_to(jnp.array([1.0, 2])[None, :, None, None], (2, 2, 2, 1))
     query = jnp.zeros((2, 1, 4, 1))
-    out = probes.attend(
+    out = readouts.attend(
         query, 0 * value, value, implementation=implementation, **arguments
     )
-    probes.assert_reads(out[:, 0, :, 0], [[1] * 4, [1.5] * 4])
+    readouts.assert_reads(out[:, 0, :, 0], [[1] * 4, [1.5] * 4])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_masks_broadcast_from_the_right(implementation):
     """case B028: against [B N T S], as in jax.nn."""
-    inputs = probes.random_arrays(5, (B, T, N, 4), (B, S, 2, 4), (B, S, 2, 4))
-    read = functools.partial(probes.attend, *inputs, implementation=implementation)
+    inputs = readouts.random_arrays(5, (B, T, N, 4), (B, S, 2, 4), (B, S, 2, 4))
+    read = functools.partial(readouts.attend, *inputs, implementation=implementation)
     rng = np.random.default_rng(6)
     for shape in [(S,), (T, S), (1, 1, S), (1, 1, T, S), (B, 1, 1, S), (B, N, T, S)]:
         mask = rng.random(shape) < 0.6
@@ -82,7 +82,7 @@ def test_masks_broadcast_from_the_right(implementation):
 @pytest.mark.parametrize("name", ["mask", "bias"])
 def test_misfits_name_the_axes_and_what_came(shape, name):
     """case B028."""
-    query, key = probes.random_arrays(5, (B, T, N, 4), (B, S, 2, 4))
+    query, key = readouts.random_arrays(5, (B, T, N, 4), (B, S, 2, 4))
     array = np.ones(shape, bool if name == "mask" else np.float32)
     with pytest.raises(ValueError, match=rf"{name}.*\[\*B N T S\]") as error:
         attention.dot_product_attention(query, key, key, **{name: array})
@@ -92,12 +92,12 @@ def test_misfits_name_the_axes_and_what_came(shape, name):
 def test_one_padding_mask_per_row_in_bfloat16():
     """case B030: the same in every implementation on this platform."""
     inputs = [
-        x.astype("bfloat16") for x in probes.random_arrays(7, *[(4, 32, 4, 16)] * 3)
+        x.astype("bfloat16") for x in readouts.random_arrays(7, *[(4, 32, 4, 16)] * 3)
     ]
     mask = (np.arange(32) < np.array([[32], [5], [17], [1]]))[:, None, None, :]
     outputs = [
-        np.asarray(probes.attend(*inputs, mask=mask, implementation=name), np.float32)
-        for name in probes.CPU
+        np.asarray(readouts.attend(*inputs, mask=mask, implementation=name), np.float32)
+        for name in readouts.CPU
     ]
     for other in outputs[1:]:
         np.testing.assert_allclose(outputs[0], other, atol=2e-2)
@@ -109,21 +109,21 @@ def test_one_padding_mask_per_row_in_bfloat16():
 @pytest.mark.parametrize(
     "shape", [(4, 4), (1, 4), (4, 1), (4, 1, 4), (4, 1, 1, 4), (4, 4, 4, 1)], ids=str
 )
-@probes.on_cpu
+@readouts.on_cpu
 def test_axes_of_one_size_are_not_confused(implementation, shape):
     """case B026: B = N = T = S = H with K < N, against the loop."""
-    inputs = probes.random_arrays(8, (4, 4, 4, 4), (4, 4, 2, 4), (4, 4, 2, 4))
+    inputs = readouts.random_arrays(8, (4, 4, 4, 4), (4, 4, 2, 4), (4, 4, 2, 4))
     rng = np.random.default_rng(9)
     mask, bias = rng.random(shape) < 0.6, rng.normal(size=shape)
     arguments = {"mask": mask, "bias": jnp.asarray(bias, jnp.float32)}
-    out = probes.attend(*inputs, implementation=implementation, **arguments)
+    out = readouts.attend(*inputs, implementation=implementation, **arguments)
     wanted = oracle.attention(
         *inputs,
         visible=np.broadcast_to(mask, (4, 4, 4, 4)),
         bias=np.broadcast_to(bias, (4, 4, 4, 4)),
     )
     np.testing.assert_allclose(out, wanted["out"], atol=2e-6)
-    weights = probes.attend_weights(*inputs[:2], **arguments)
+    weights = readouts.attend_weights(*inputs[:2], **arguments)
     np.testing.assert_allclose(weights, wanted["weights"], atol=2e-6)
 
 
@@ -137,10 +137,10 @@ def slopes_to_bias(slopes):
     [((1, N, T, S), None), ((B, 1, 1, S), None), ((N,), slopes_to_bias)],
     ids=["heads", "rows", "slopes"],
 )
-@probes.on_cpu
+@readouts.on_cpu
 def test_gradient_of_a_bias_has_its_shape(implementation, shape, to_bias):
     """case B079: summed over the axes along which it was broadcast."""
-    *inputs, output_gradient, given, direction = probes.random_arrays(
+    *inputs, output_gradient, given, direction = readouts.random_arrays(
         10, (B, T, N, 4), (B, S, K, 4), (B, S, K, 4), (B, T, N, 4), shape, shape
     )
 
@@ -185,10 +185,10 @@ def bucket_bias(table):
     return score_mod
 
 
-@probes.with_every_feature
+@readouts.with_every_feature
 def test_gradients_reach_what_a_score_mod_closes_over(implementation):
     """ALiBi slopes and T5's table, against the loop's gradient of the scores."""
-    *inputs, output_gradient, slopes, table = probes.random_arrays(
+    *inputs, output_gradient, slopes, table = readouts.random_arrays(
         8, (B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H), (N,), (4, N)
     )
     # Distances -2 … 4: at 0 bucket 0, at -1 bucket 1, at +1 bucket 3 of both halves.
@@ -261,16 +261,6 @@ def test_nothing_is_silently_ignored(implementation, arguments, words):
         functools.partial(attention.dot_product_attention, **arguments)
     )
     assert out.shape == (B, T, N, arguments["value"].shape[-1])
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("implementation", ["xla", "cudnn"])
-def test_float64_is_computed_in_float64_or_refused(implementation):
-    (x,) = probes.random_arrays(0, (1, 2, 1, 4))
-    x = x.astype(jnp.float64)
-    with pytest.raises(ValueError, match=f"'{implementation}' does not .*float64"):
-        attention.dot_product_attention(x, x, x, implementation=implementation)
-    assert attention.dot_product_attention(x, x, x).dtype == jnp.float64
 
 
 def test_implementations_that_are_not_there():

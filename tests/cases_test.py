@@ -14,7 +14,7 @@ import pytest
 import attention
 from attention import masks, softmax
 from models import multihead
-from tests import probes
+from tests import readouts
 
 # Fully masked rows
 
@@ -25,10 +25,10 @@ def padded_band():
     return masks.window(1, 0) & masks.dense(keys[:, None, None, :])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_a_row_that_sees_nothing_is_zero_and_passes_no_gradient(implementation):
     """case B001: finite, 0, and equal to the sequence cut to its two tokens."""
-    inputs = probes.random_arrays(0, *[(2, 4, 2, 4)] * 3)
+    inputs = readouts.random_arrays(0, *[(2, 4, 2, 4)] * 3)
 
     @jax.jit
     def both(*inputs):
@@ -61,11 +61,11 @@ def test_a_row_that_sees_nothing_is_zero_and_passes_no_gradient(implementation):
         assert np.all(np.isfinite(whole))
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_a_module_row_that_sees_nothing_passes_no_gradient(implementation):
     """case B001: of every kernel and bias, as with the sequence cut."""
     module = multihead.MultiHeadAttention(num_heads=2, implementation=implementation)
-    (x,) = probes.random_arrays(1, (2, 4, 8))
+    (x,) = readouts.random_arrays(1, (2, 4, 8))
     shapes = jax.eval_shape(module.init, jax.random.key(0), x)
     parameters = jax.tree.map(
         lambda p: 0.1 + jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape),
@@ -105,10 +105,10 @@ def test_a_module_row_that_sees_nothing_passes_no_gradient(implementation):
     ],
     ids=["array", "causal", "keys", "queries"],
 )
-@probes.on_cpu
+@readouts.on_cpu
 def test_nothing_seen_is_zero_in_every_implementation(implementation, arguments):
     """jax.nn gives the mean of the values here: our one deviation."""
-    inputs = probes.random_arrays(2, (1, 3, 2, 4), (1, 4, 2, 4), (1, 4, 2, 4))
+    inputs = readouts.random_arrays(2, (1, 3, 2, 4), (1, 4, 2, 4), (1, 4, 2, 4))
 
     @jax.jit
     def answers(inputs, arguments):
@@ -164,7 +164,7 @@ def test_entropy_has_a_finite_gradient_at_zero_weights():
     np.testing.assert_allclose(softmax.entropy(small), 0.693147, rtol=1e-3)
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_a_masked_key_weighs_exactly_nothing(implementation):
     """case B007: whatever finite score it has, and far above the visible one."""
     query = jnp.ones((1, 1, 1, 1))
@@ -195,12 +195,12 @@ def test_a_masked_key_weighs_exactly_nothing(implementation):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@probes.on_cpu
+@readouts.on_cpu
 def test_masks_combine_as_booleans(implementation, dtype):
     """case B010: no cell below the dtype's minimum where two masks meet."""
-    inputs = [x.astype(dtype) for x in probes.random_arrays(3, *[(1, 4, 1, 8)] * 3)]
+    inputs = [x.astype(dtype) for x in readouts.random_arrays(3, *[(1, 4, 1, 8)] * 3)]
     for keys in ([False, True, True, True], [False, True, True, False]):
-        out = probes.attend(
+        out = readouts.attend(
             *inputs, mask=np.array(keys), is_causal=True, implementation=implementation
         )
         assert out.dtype == dtype
@@ -212,28 +212,28 @@ def test_masks_combine_as_booleans(implementation, dtype):
 # Causal alignment and windows
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_one_query_after_all_keys(implementation):
     """case B011: the flag aligns top-left; a decoding step states its offset."""
-    read = functools.partial(probes.read, 1, 8, implementation=implementation)
-    probes.assert_reads(read(is_causal=True), [1])
-    probes.assert_reads(read(mask=masks.causal(offset=7)), [4.5])
+    read = functools.partial(readouts.read, 1, 8, implementation=implementation)
+    readouts.assert_reads(read(is_causal=True), [1])
+    readouts.assert_reads(read(mask=masks.causal(offset=7)), [4.5])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_causal_when_lengths_differ(implementation):
     """case B012: both alignments, with more keys and with more queries."""
-    read = functools.partial(probes.read, implementation=implementation)
-    probes.assert_reads(read(2, 5, is_causal=True), [1, 1.5])
-    probes.assert_reads(read(5, 2, is_causal=True), [1, 1.5, 1.5, 1.5, 1.5])
-    probes.assert_reads(read(2, 5, mask=masks.causal(offset=3)), [2.5, 3])
-    probes.assert_reads(read(5, 2, mask=masks.causal(offset=-3)), [0, 0, 0, 1, 1.5])
+    read = functools.partial(readouts.read, implementation=implementation)
+    readouts.assert_reads(read(2, 5, is_causal=True), [1, 1.5])
+    readouts.assert_reads(read(5, 2, is_causal=True), [1, 1.5, 1.5, 1.5, 1.5])
+    readouts.assert_reads(read(2, 5, mask=masks.causal(offset=3)), [2.5, 3])
+    readouts.assert_reads(read(5, 2, mask=masks.causal(offset=-3)), [0, 0, 0, 1, 1.5])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_ways_to_say_causal(implementation):
     """case B015: a mask beside the flag neither replaces it nor is dropped."""
-    read = functools.partial(probes.read, 4, 4, implementation=implementation)
+    read = functools.partial(readouts.read, 4, 4, implementation=implementation)
     everything = np.ones((4, 4), bool)
     for arguments in (
         {"is_causal": True},
@@ -241,32 +241,32 @@ def test_ways_to_say_causal(implementation):
         {"mask": np.tri(4, dtype=bool)},
         {"mask": masks.causal()},
     ):
-        probes.assert_reads(read(**arguments), [1, 1.5, 2, 2.5])
+        readouts.assert_reads(read(**arguments), [1, 1.5, 2, 2.5])
     last_only = everything & (np.arange(4) == 3)
-    probes.assert_reads(read(is_causal=True, mask=last_only), [0, 0, 0, 4])
+    readouts.assert_reads(read(is_causal=True, mask=last_only), [0, 0, 0, 4])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_window_without_a_mask(implementation):
     """case B016: distances, both inclusive, with and without another mask."""
-    read = functools.partial(probes.read, 6, 6, implementation=implementation)
+    read = functools.partial(readouts.read, 6, 6, implementation=implementation)
     wanted = [1, 1.5, 2, 3, 4, 5]
-    probes.assert_reads(read(local_window_size=(2, 0)), wanted)
+    readouts.assert_reads(read(local_window_size=(2, 0)), wanted)
     everything = np.ones((6, 6), bool)
-    probes.assert_reads(read(local_window_size=(2, 0), mask=everything), wanted)
-    probes.assert_reads(read(local_window_size=1), [1.5, 2, 3, 4, 5, 5.5])
-    probes.assert_reads(read(local_window_size=(0, 2)), [2, 3, 4, 5, 5.5, 6])
+    readouts.assert_reads(read(local_window_size=(2, 0), mask=everything), wanted)
+    readouts.assert_reads(read(local_window_size=1), [1.5, 2, 3, 4, 5, 5.5])
+    readouts.assert_reads(read(local_window_size=(0, 2)), [2, 3, 4, 5, 5.5, 6])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_sliding_window_counts_the_query_itself(implementation):
     """case B018: W keys; 1 is the value itself, and W = T all that is causal."""
-    read = functools.partial(probes.read, 6, 6, implementation=implementation)
-    probes.assert_reads(read(mask=masks.sliding_window(3)), [1, 1.5, 2, 3, 4, 5])
-    probes.assert_reads(read(mask=masks.sliding_window(1)), [1, 2, 3, 4, 5, 6])
+    read = functools.partial(readouts.read, 6, 6, implementation=implementation)
+    readouts.assert_reads(read(mask=masks.sliding_window(3)), [1, 1.5, 2, 3, 4, 5])
+    readouts.assert_reads(read(mask=masks.sliding_window(1)), [1, 2, 3, 4, 5, 6])
     causal = read(is_causal=True)
     for size in (6, 10**6):
-        probes.assert_reads(read(mask=masks.sliding_window(size)), causal)
+        readouts.assert_reads(read(mask=masks.sliding_window(size)), causal)
     for size in (0, -1):
         with pytest.raises(ValueError, match="size"):
             masks.sliding_window(size)
@@ -274,19 +274,19 @@ def test_sliding_window_counts_the_query_itself(implementation):
         read(local_window_size=(-1, 0))
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_sliding_window_at_the_end(implementation):
     """case B020: queries that stand behind the first key."""
     window = masks.sliding_window
-    read = functools.partial(probes.read, implementation=implementation)
-    probes.assert_reads(read(1, 10, mask=window(3, offset=9)), [9])
-    probes.assert_reads(read(4, 10, mask=window(3, offset=6)), [6, 7, 8, 9])
+    read = functools.partial(readouts.read, implementation=implementation)
+    readouts.assert_reads(read(1, 10, mask=window(3, offset=9)), [9])
+    readouts.assert_reads(read(4, 10, mask=window(3, offset=6)), [6, 7, 8, 9])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_true_means_may_attend(implementation):
     """case B023: the first row of a lower triangle sees exactly itself."""
-    read = functools.partial(probes.read, 3, 3, implementation=implementation)
+    read = functools.partial(readouts.read, 3, 3, implementation=implementation)
     lower = np.tri(3, dtype=bool)
-    probes.assert_reads(read(mask=lower), [1, 1.5, 2])
-    probes.assert_reads(read(mask=~lower), [2.5, 3, 0])
+    readouts.assert_reads(read(mask=lower), [1, 1.5, 2])
+    readouts.assert_reads(read(mask=~lower), [2.5, 3, 0])

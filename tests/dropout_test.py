@@ -9,7 +9,7 @@ import pytest
 
 import attention
 from attention import masks
-from tests import probes
+from tests import readouts
 
 B, T, S, N, K = 2, 5, 7, 4, 2
 RATE = 0.25
@@ -46,7 +46,7 @@ def kept(rng, **arguments):
     return keep
 
 
-@probes.with_every_feature
+@readouts.with_every_feature
 def test_what_is_dropped_depends_on_the_place_alone(implementation):
     """Growing any size, or K, adds places and changes none."""
     rng = jax.random.key(0)
@@ -57,7 +57,7 @@ def test_what_is_dropped_depends_on_the_place_alone(implementation):
         np.testing.assert_array_equal(other[shared], base[shared])
 
 
-@probes.with_every_feature
+@readouts.with_every_feature
 def test_every_place_is_drawn_by_itself(implementation):
     """The share that is kept, and how often two places agree, in their intervals."""
     rng = jax.random.key(1)
@@ -82,10 +82,10 @@ def assert_share(events, probability):
     assert abs(np.mean(events) - probability) < 3.3 * error
 
 
-@probes.with_every_feature
+@readouts.with_every_feature
 def test_expectation_is_kept(implementation):
     """The mean over many keys is the output without dropout, within its interval."""
-    inputs = probes.random_arrays(3, (1, 3, 2, 4), (1, 6, 1, 4), (1, 6, 1, 4))
+    inputs = readouts.random_arrays(3, (1, 3, 2, 4), (1, 6, 1, 4), (1, 6, 1, 4))
 
     def attend(rng):
         return attention.dot_product_attention(
@@ -105,7 +105,7 @@ def test_expectation_is_kept(implementation):
     assert np.all(np.abs(np.mean(outs, axis=0) - wanted) < 3.9 * error)
 
 
-@probes.with_every_feature
+@readouts.with_every_feature
 def test_broadcast_dropout_shares_rows_and_heads(implementation):
     keep = kept(
         jax.random.key(5),
@@ -117,19 +117,7 @@ def test_broadcast_dropout_shares_rows_and_heads(implementation):
     assert_share(keep[0, 0], 1 - RATE)
 
 
-@probes.with_every_feature
-def test_old_and_new_keys(implementation):
-    """Equal seeds drop the same, whichever kind of key holds them; others do not."""
-    typed, old = (
-        kept(make(6), **sizes(), implementation=implementation)
-        for make in (jax.random.key, jax.random.PRNGKey)
-    )
-    np.testing.assert_array_equal(typed, old)
-    other = kept(jax.random.key(7), **sizes(), implementation=implementation)
-    assert np.any(typed != other)
-
-
-@probes.with_every_feature
+@readouts.with_every_feature
 def test_dropout_and_masks(implementation):
     """Dropout takes from what is seen; what is not seen stays 0."""
     rng = jax.random.key(8)
@@ -144,10 +132,10 @@ def test_dropout_and_masks(implementation):
     np.testing.assert_allclose(weights, wanted, rtol=1e-6)
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_no_dropout(implementation):
     """Rate 0 needs no key, and a key makes no difference: the same program."""
-    x, y = probes.random_arrays(9, (B, T, N, 4), (B, S, K, 4))
+    x, y = readouts.random_arrays(9, (B, T, N, 4), (B, S, K, 4))
 
     def program(**arguments):
         attend = functools.partial(

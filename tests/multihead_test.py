@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import attention
-from attention import masks, positions
+from attention import masks
 from models import multihead
-from tests import oracle
+from tests import modules_by_hand
 
 B, T, S, E, N = 2, 5, 7, 12, 4
 RNG = np.random.default_rng(0)
@@ -22,29 +22,6 @@ INITIALIZERS = {
     "kernel_init": nn.initializers.normal(0.5),
     "bias_init": nn.initializers.normal(0.5),
 }
-
-
-def project(params, name, x):
-    kernel, bias = np.float64(params[name]["kernel"]), np.float64(params[name]["bias"])
-    return np.einsum("bte,enh->btnh", np.float64(x), kernel) + bias
-
-
-def project_back(params, heads):
-    kernel, bias = (
-        np.float64(params["out"]["kernel"]),
-        np.float64(params["out"]["bias"]),
-    )
-    return np.einsum("btnh,nhe->bte", heads, kernel) + bias
-
-
-def module_by_hand(params, x, y, **options):
-    """Project, attend in the float64 loop, project back."""
-    query, key, value = (
-        project(params, name, inputs)
-        for name, inputs in (("query", x), ("key", y), ("value", y))
-    )
-    out = oracle.attention(query, key, value, **options)["out"]
-    return project_back(params, out)
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -72,73 +49,55 @@ def test_flax_parameters_give_flax_outputs(use_bias, normalize_qk, cross):
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_grouped_heads_by_hand(num_kv_heads):
-    """Cross-attention with T ≠ S: output [B T E], weights [B N T S] (case B067)."""
-    module = multihead.MultiHeadAttention(
-        num_heads=N, num_kv_heads=num_kv_heads, **INITIALIZERS
-    )
-    variables = module.init(jax.random.key(0), X, Y)
-    params = variables["params"]
-    assert params["query"]["kernel"].shape == (E, N, E // N)
-    assert params["key"]["kernel"].shape == (E, num_kv_heads, E // N)
-    assert params["out"]["kernel"].shape == (N, E // N, E)
-    found, sown = module.apply(
-        variables, X, Y, sow_weights=True, mutable=["intermediates"]
-    )
-    np.testing.assert_allclose(found, module_by_hand(params, X, Y), atol=1e-5)
-    (weights,) = sown["intermediates"]["attention_weights"]
-    assert weights.shape == (B, N, T, S)
-    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
-
-
 def test_memory_of_another_width():
-    """Keys and values may be wider than queries (case B067)."""
-    module = multihead.MultiHeadAttention(num_heads=N, qkv_features=16)
-    memory = jnp.ones((B, S, 24))
-    output, _ = module.init_with_output(jax.random.key(0), X, memory)
-    assert output.shape == X.shape
-
-
-def test_rotary_turns_queries_and_keys_by_their_positions():
-    """With equal position offsets nothing changes; moving the keys alone does."""
+    """case B067: weights are [B N T S]; keys and values may be wider than queries."""
     module = multihead.MultiHeadAttention(
-        num_heads=2, position_encoding="rotary", **INITIALIZERS
+        num_heads=N, num_kv_heads=2, qkv_features=16, **INITIALIZERS
+    )
+    memory = jnp.asarray(RNG.normal(size=(B, S, 24)), jnp.float32)
+    variables = module.init(jax.random.key(0), X, memory)
+    params = jax.tree.map(np.float64, variables["params"])
+    assert params["query"]["kernel"].shape == (E, N, 4)
+    assert params["key"]["kernel"].shape == (24, 2, 4)
+    assert params["out"]["kernel"].shape == (N, 4, E)
+    found, sown = module.apply(
+        variables, X, memory, sow_weights=True, mutable=["intermediates"]
+    )
+    wanted, weights = modules_by_hand.multi_head(
+        params,
+        *map(np.float64, (X, memory)),
+        visible=np.ones((B, N, T, S), bool),
+        encoding="none",
+        places=(np.arange(T), np.arange(S)),
+        scale=None,
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    (sown_weights,) = sown["intermediates"]["attention_weights"]
+    np.testing.assert_allclose(sown_weights, weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["rotary", "alibi"])
+def test_keys_have_positions_of_their_own(encoding):
+    """Moving the keys alone changes what the formula says, [*B T] and [T] alike."""
+    module = multihead.MultiHeadAttention(
+        num_heads=N, qkv_features=16, position_encoding=encoding, **INITIALIZERS
     )
     variables = module.init(jax.random.key(0), X)
-    plain = module.apply(variables, X)
-    steps = jnp.broadcast_to(jnp.arange(T), (B, T))
-    np.testing.assert_allclose(
-        module.apply(variables, X, query_positions=steps + 11), plain, atol=1e-5
+    places = np.arange(T), 2 * np.arange(T) - 3
+    wanted, _ = modules_by_hand.multi_head(
+        jax.tree.map(np.float64, variables["params"]),
+        np.float64(X),
+        visible=np.ones((B, N, T, T), bool),
+        encoding=encoding,
+        places=places,
+        scale=None,
     )
-    moved = module.apply(variables, X, query_positions=steps, key_positions=steps + 11)
-    assert np.max(np.abs(moved - plain)) > 1e-2
-    params = variables["params"]
-    query, key, value = (
-        jnp.asarray(project(params, name, X), jnp.float32)
-        for name in ("query", "key", "value")
-    )
-    out = oracle.attention(
-        positions.rotary(query, jnp.arange(T)),
-        positions.rotary(key, jnp.arange(T)),
-        value,
-    )["out"]
-    np.testing.assert_allclose(plain, project_back(params, out), atol=1e-5)
-
-
-def test_alibi_lowers_scores_by_distance():
-    module = multihead.MultiHeadAttention(
-        num_heads=N, position_encoding="alibi", **INITIALIZERS
-    )
-    variables = module.init(jax.random.key(0), X)
-    slopes = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]  # Press et al., for 4 heads
-    steps = np.arange(T)
-    distance = np.abs(steps[:, None] - steps[None])
-    bias = -np.asarray(slopes)[None, :, None, None] * distance
-    wanted = module_by_hand(
-        variables["params"], X, X, bias=np.broadcast_to(bias, (B, N, T, T))
-    )
-    np.testing.assert_allclose(module.apply(variables, X), wanted, atol=1e-5)
+    of_rows = [np.broadcast_to(p, (B, T)) for p in places]
+    for query_positions, key_positions in (places, of_rows):
+        found = module.apply(
+            variables, X, query_positions=query_positions, key_positions=key_positions
+        )
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_dropout_follows_flax_conventions():

@@ -12,7 +12,7 @@ import pytest
 import attention
 from attention import positions, softmax
 from models import multihead
-from tests import probes
+from tests import readouts
 
 GOLDEN = np.load(pathlib.Path(__file__).parent / "golden" / "chapter_examples.npz")
 entropy = jax.jit(softmax.entropy)
@@ -35,7 +35,7 @@ def test_scaling_keeps_the_softmax_soft(width):
     key = one_head(GOLDEN[f"scaling_{width}_k"])
     found = []
     for scale in (1.0, None):
-        weights = probes.attend_weights(query, key, scale=scale)
+        weights = readouts.attend_weights(query, key, scale=scale)
         found += [jnp.max(weights), jnp.mean(entropy(weights))]
     np.testing.assert_allclose(found, GOLDEN[f"scaling_{width}_expected"], atol=2e-5)
     stated = {64: (0.9995, 0.46, 0.3642, 2.35), 512: (1.0, 0.15, 0.3888, 2.38)}[width]
@@ -45,7 +45,7 @@ def test_scaling_keeps_the_softmax_soft(width):
     )
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_four_tokens(implementation):
     """Plain, causal, and causal with an edited future."""
     edited = GOLDEN["x"].copy()
@@ -55,7 +55,7 @@ def test_four_tokens(implementation):
         (GOLDEN["x"], "causal_out", True),
         (edited, "edited_causal_out", True),
     ):
-        out = probes.attend(
+        out = readouts.attend(
             *four_tokens(x), is_causal=is_causal, implementation=implementation
         )
         # Scores of the edited token are in the thousands; its output is as exact as
@@ -66,39 +66,39 @@ def test_four_tokens(implementation):
 def test_weights_of_four_tokens():
     query, key, _ = four_tokens(GOLDEN["x"])
     for name, is_causal in (("weights", False), ("causal_weights", True)):
-        weights = probes.attend_weights(query, key, is_causal=is_causal)
+        weights = readouts.attend_weights(query, key, is_causal=is_causal)
         np.testing.assert_allclose(weights[0, 0], GOLDEN[name], atol=1e-6)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_rows_sum_to_one(is_causal):
     """Within rounding: rarely bit for bit."""
-    query, key = probes.random_arrays(0, (2, 64, 4, 16), (2, 64, 2, 16))
-    weights = probes.attend_weights(query, key, scale=1.0, is_causal=is_causal)
+    query, key = readouts.random_arrays(0, (2, 64, 4, 16), (2, 64, 2, 16))
+    weights = readouts.attend_weights(query, key, scale=1.0, is_causal=is_causal)
     assert weights.shape == (2, 4, 64, 64)
     assert np.all(np.asarray(weights) >= 0)
     np.testing.assert_allclose(np.sum(weights, axis=-1), 1, atol=1e-6)
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_first_causal_row_sees_only_itself(implementation):
     query, key, value = four_tokens(GOLDEN["x"])
-    weights = probes.attend_weights(query, key, is_causal=True)
+    weights = readouts.attend_weights(query, key, is_causal=True)
     np.testing.assert_array_equal(weights[0, 0, 0], [1, 0, 0, 0])
-    out = probes.attend(
+    out = readouts.attend(
         query, key, value, is_causal=True, implementation=implementation
     )
     np.testing.assert_array_equal(out[0, 0], value[0, 0])
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_editing_the_future_moves_no_earlier_output(implementation):
     """Adding 100 to token 3 leaves outputs 0 to 2 bitwise, and moves output 3."""
     edited = GOLDEN["x"].copy()
     edited[3] += 100
     before, after = (
         np.asarray(
-            probes.attend(
+            readouts.attend(
                 *four_tokens(x), is_causal=True, implementation=implementation
             )
         )[0, :, 0]
@@ -108,13 +108,13 @@ def test_editing_the_future_moves_no_earlier_output(implementation):
     assert np.max(np.abs(before[3] - after[3])) > 0.1
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_output_is_the_weighted_sum_of_the_values(implementation):
-    query, key, value = probes.random_arrays(
+    query, key, value = readouts.random_arrays(
         1, (2, 5, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8)
     )
-    weights = np.asarray(probes.attend_weights(query, key), np.float64)
-    out = probes.attend(query, key, value, implementation=implementation)
+    weights = np.asarray(readouts.attend_weights(query, key), np.float64)
+    out = readouts.attend(query, key, value, implementation=implementation)
     for b, i, n in np.ndindex(2, 5, 4):
         wanted = sum(
             weights[b, n, i, j] * np.asarray(value[b, j, n // 2], np.float64)
@@ -124,21 +124,21 @@ def test_output_is_the_weighted_sum_of_the_values(implementation):
 
 
 def test_permutation_equivariance_needs_neither_mask_nor_positions():
-    (x,) = probes.random_arrays(2, (1, 6, 1, 8))
+    (x,) = readouts.random_arrays(2, (1, 6, 1, 8))
     order = np.array([3, 0, 5, 1, 4, 2])
 
     def rotated(x):
         turned = positions.rotary(x, jnp.arange(6))
-        return probes.attend(turned, turned, x)
+        return readouts.attend(turned, turned, x)
 
     def added(x):
         encoding = positions.sinusoidal(jnp.arange(6), 8)
         x = x + encoding[None, :, None, :]
-        return probes.attend(x, x, x)
+        return readouts.attend(x, x, x)
 
     def alibi(x):
         score_mod = positions.alibi(positions.alibi_slopes(1) * 100)
-        return probes.attend(x, x, x, score_mod=score_mod)
+        return readouts.attend(x, x, x, score_mod=score_mod)
 
     def plain(x):
         return attention.dot_product_attention(x, x, x)
@@ -157,32 +157,32 @@ def test_permutation_equivariance_needs_neither_mask_nor_positions():
 
 def test_masking_after_the_softmax():
     """Wrong as it is; with rows renormalised the same as masking before."""
-    query, key, value = probes.random_arrays(
+    query, key, value = readouts.random_arrays(
         3, (1, 6, 1, 8), (1, 6, 1, 8), (1, 6, 1, 8)
     )
-    before = np.asarray(probes.attend_weights(query, key, is_causal=True))
-    after = np.asarray(probes.attend_weights(query, key)) * np.tri(6)
+    before = np.asarray(readouts.attend_weights(query, key, is_causal=True))
+    after = np.asarray(readouts.attend_weights(query, key)) * np.tri(6)
     sums = np.sum(after, axis=-1, keepdims=True)
     assert np.all(sums[..., :5, :] < 0.99)
     assert np.max(np.abs(after - before)) > 0.1
     np.testing.assert_allclose(after / sums, before, atol=1e-6)
-    out = probes.attend(query, key, value, is_causal=True)[0, :, 0]
+    out = readouts.attend(query, key, value, is_causal=True)[0, :, 0]
     np.testing.assert_allclose((after / sums)[0, 0] @ value[0, :, 0], out, atol=1e-6)
     assert np.max(np.abs(after[0, 0] @ value[0, :, 0] - out)) > 0.1
 
 
 def test_argmax_has_no_gradient_where_the_softmax_has():
-    query, key, value = probes.random_arrays(
+    query, key, value = readouts.random_arrays(
         4, (1, 5, 1, 8), (1, 5, 1, 8), (1, 5, 1, 8)
     )
 
     def hard(query, key):
-        weights = probes.attend_weights(query, key)
+        weights = readouts.attend_weights(query, key)
         chosen = jax.nn.one_hot(jnp.argmax(weights, axis=-1), 5)
         return jnp.sum(jnp.einsum("bnts,bsnd->btnd", chosen, value) ** 2)
 
     def soft(query, key):
-        return jnp.sum(probes.attend(query, key, value) ** 2)
+        return jnp.sum(readouts.attend(query, key, value) ** 2)
 
     for gradient in jax.jit(jax.grad(hard, argnums=(0, 1)))(query, key):
         assert np.all(np.asarray(gradient) == 0)
@@ -192,12 +192,12 @@ def test_argmax_has_no_gradient_where_the_softmax_has():
 
 def test_entropy_falls_as_the_scale_grows():
     """From log S at scale 0 to the argmax."""
-    query, key, value = probes.random_arrays(
+    query, key, value = readouts.random_arrays(
         5, (1, 16, 2, 8), (1, 16, 2, 8), (1, 16, 2, 8)
     )
 
     def weights_at(scale):
-        return probes.attend_weights(query, key, scale=scale)
+        return readouts.attend_weights(query, key, scale=scale)
 
     entropies = np.stack([entropy(weights_at(0.25 * s)) for s in range(8)])
     assert np.all(np.diff(entropies, axis=0) < -1e-4)
@@ -206,7 +206,7 @@ def test_entropy_falls_as_the_scale_grows():
     best = np.argmax(np.einsum("bthd,bshd->bhts", query, key), axis=-1)
     np.testing.assert_allclose(weights_at(1e6), np.eye(16)[best], atol=1e-6)
     np.testing.assert_allclose(entropy(weights_at(1e6)), 0, atol=1e-6)
-    looked_up = probes.attend(query, key, value, scale=1e6)
+    looked_up = readouts.attend(query, key, value, scale=1e6)
     wanted = [[value[0, best[0, n, i], n] for n in range(2)] for i in range(16)]
     np.testing.assert_allclose(looked_up[0], np.asarray(wanted), rtol=1e-6)
 
@@ -215,17 +215,21 @@ def test_entropy_falls_as_the_scale_grows():
 def test_variance_of_scores_is_the_width_and_one_after_scaling(width):
     """For independent queries and keys; with q = k the diagonal dominates."""
     count = 4096
-    query, key = probes.random_arrays(width, (count, 1, 1, width), (count, 1, 1, width))
+    query, key = readouts.random_arrays(
+        width, (count, 1, 1, width), (count, 1, 1, width)
+    )
     value = jnp.zeros((count, 1, 1, 1))
     # A product of two normal numbers has kurtosis 9, a score 3 + 6/d; the mean is 0.
     error = np.sqrt((2 + 6 / width) / count)
     for scale, wanted in ((1.0, width), (None, 1.0)):
         # With one key the log-sum-exp is the score itself.
-        _, scores = probes.attend(query, key, value, scale=scale, return_residual=True)
+        _, scores = readouts.attend(
+            query, key, value, scale=scale, return_residual=True
+        )
         variance = float(jnp.mean(scores**2))
         # The interval of 99 %: a factor of 1.06 to either side.
         assert variance / (1 + 2.58 * error) < wanted < variance / (1 - 2.58 * error)
-    _, own = probes.attend(query, query, value, return_residual=True)
+    _, own = readouts.attend(query, query, value, return_residual=True)
     np.testing.assert_allclose(jnp.mean(own), np.sqrt(width), rtol=0.02)
 
 
@@ -245,7 +249,7 @@ def values_and_gradients(query, key, value, *, scale=None, implementation):
     return jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(query, key, value)
 
 
-@probes.on_cpu
+@readouts.on_cpu
 def test_huge_scores_stay_finite(implementation):
     """Values are those of the limit (ties are shared), gradients finite."""
     query = one_head(np.array([[1.0, 0], [-1, 0], [0, 1]], np.float32))
@@ -272,7 +276,7 @@ def test_huge_scores_that_are_rounded_stay_finite():
         jnp.asarray(rng.uniform(-1, 1, size=(1, 16, 2, 3)), jnp.float32)
         for _ in range(2)
     )
-    (value,) = probes.random_arrays(8, (1, 16, 2, 3))
+    (value,) = readouts.random_arrays(8, (1, 16, 2, 3))
     scores = np.einsum("bthd,bshd->bhts", *(np.float64(x) for x in (query, pattern)))
     best = np.argmax(scores, axis=-1)[0]
     for size in (1e6, 1e20, 3e38):
@@ -317,7 +321,7 @@ def test_narrow_heads_have_the_parameters_of_one_wide_head(heads):
 
 def test_a_head_of_width_one_can_pick_only_two_keys():
     """So more heads are not strictly more expressive than one wide head."""
-    query, key = probes.random_arrays(6, (1, 200, 1, 1), (1, 9, 1, 1))
-    weights = probes.attend_weights(query, key, scale=1e4)
+    query, key = readouts.random_arrays(6, (1, 200, 1, 1), (1, 9, 1, 1))
+    weights = readouts.attend_weights(query, key, scale=1e4)
     picked = set(np.argmax(weights[0, 0], axis=-1).tolist())
     assert picked == {int(jnp.argmin(key)), int(jnp.argmax(key))}

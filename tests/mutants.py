@@ -1,0 +1,192 @@
+"""Mutation check: do the tests see small wrong edits of the code?
+
+    python -m tests.mutants
+    python -m tests.mutants --only=mask_leaves
+
+Each mutation of tests/mutations.py is made in its own copy of the tree, where the tests
+of attention/ and models/ run in a process of their own until one fails: those of the
+edited file first, tests/contract_test.py next, then all others, then those in float64.
+The working tree is read once, at the start, and never touched.
+
+A mutant that fails no test has survived: a test is missing, or the mutation is
+equivalent to the original, and its row says why. One that takes five times as long as
+all tests is killed too ('timeout').
+
+Exit status: 0 at least 95 % of the mutants that are not equivalent are killed, and none
+of those that are said to be; 1 otherwise; 2 unusable arguments, or a test fails without
+any mutation.
+"""
+
+import asyncio
+import json
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import rich.console
+import rich.table
+import rich.text
+from absl import flags
+
+from tests import mutations, trial
+from train import cli, workdir
+
+ROOT = pathlib.Path(__file__).parent.parent
+GOAL = 0.95
+PATIENCE = 5
+
+
+class Result(NamedTuple):
+    """What became of a mutant.
+
+    Attributes:
+      mutation: that was made.
+      killer: the test that failed, 'timeout' or a signal; None: it survived.
+      seconds: until then.
+    """
+
+    mutation: mutations.Mutation
+    killer: str | None
+    seconds: float
+
+
+async def examine(
+    chosen: Sequence[mutations.Mutation],
+    folder: pathlib.Path,
+    jobs: int,
+    console: rich.console.Console,
+) -> list[Result]:
+    """Makes every mutant, and sees what kills it.
+
+    Args:
+      chosen: mutations.
+      folder: for copies of the tree.
+      jobs: mutants at a time.
+      console: for a line about each mutant as it finishes.
+
+    Returns:
+      Results in the order of `chosen`.
+
+    Raises:
+      UsageError: a test fails without any mutation, or an edit does not fit its file.
+    """
+    original = trial.copy(ROOT, folder / "original")
+    texts = {name: (original / name).read_text() for name in {m.file for m in chosen}}
+    with cli.usage_errors():
+        edited = [mutation.apply(texts[mutation.file]) for mutation in chosen]
+    console.print(f"{len(chosen)} mutants; first the tests without any mutation")
+    seconds = await _control(original)
+    console.print(f"they pass, in {seconds:.0f} s")
+    free = asyncio.Semaphore(jobs)
+    results: dict[int, Result] = {}
+
+    async def one(number: int, mutation: mutations.Mutation) -> None:
+        async with free:
+            start = time.monotonic()
+            tree = trial.copy(original, folder / str(number))
+            (tree / mutation.file).write_text(edited[number])
+            killer = await trial.killer(
+                tree, trial.suite(tree, mutation.file), limit=PATIENCE * seconds
+            )
+            shutil.rmtree(tree)
+        results[number] = Result(mutation, killer, time.monotonic() - start)
+        fate = f"killed by {killer}" if killer else "SURVIVED"
+        _say(console, f"{len(results)}/{len(chosen)}  {mutation.name}: {fate}")
+
+    async with asyncio.TaskGroup() as group:
+        for number, mutation in enumerate(chosen):
+            group.create_task(one(number, mutation))
+    return [results[number] for number in range(len(chosen))]
+
+
+async def _control(tree: pathlib.Path) -> float:
+    """Runs the tests as they are, to compile and again with what was compiled.
+
+    Returns:
+      Seconds of the first time.
+
+    Raises:
+      UsageError: a test fails, or the tests of the tree import other code than its own.
+    """
+    modules = "attention, models"
+    where = f"import {modules}; print(*(m.__file__ for m in ({modules})), sep='\\n')"
+    _, output = await trial.python(tree, "-c", where)
+    for line in output.splitlines():
+        if not pathlib.Path(line).is_relative_to(tree):
+            raise cli.UsageError(f"the tests of a copy would import {line}")
+    times = [time.monotonic()]
+    for _ in range(2):
+        if failed := await trial.killer(tree, trial.suite(tree), limit=None):
+            raise cli.UsageError(f"without any mutation {failed} fails")
+        times.append(time.monotonic())
+    return times[1] - times[0]
+
+
+def show(results: Sequence[Result], console: rich.console.Console) -> bool:
+    """Prints what killed each mutant and what survived; returns whether it will do."""
+    table = rich.table.Table("file", "what is wrong", "killed by")
+    for mutation, killer, _ in results:
+        cells = (mutation.file, mutation.wrong, killer or "-")
+        table.add_row(*map(rich.text.Text, cells))
+    console.print(table)
+    for mutation, killer, _ in results:
+        if mutation.equivalent:
+            fate = f"killed by {killer}, though" if killer else "equivalent:"
+            _say(console, f"{mutation.name}\n  {fate} {mutation.equivalent}")
+        elif killer is None:
+            _say(console, f"{mutation.name}\n  SURVIVED: no test sees it")
+    wrong = [result for result in results if not result.mutation.equivalent]
+    killed = sum(result.killer is not None for result in wrong)
+    refuted = sum(result.killer is not None for result in results) - killed
+    _say(
+        console,
+        f"killed {killed} of {len(wrong)} mutants; of {len(results) - len(wrong)} that "
+        f"are said to be equivalent {refuted} are not",
+    )
+    return killed >= GOAL * len(wrong) and not refuted
+
+
+def _say(console: rich.console.Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Declares the program's flags."""
+    flags.DEFINE_string(
+        "only", "", "mutants whose file or description has this", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "jobs", 2, "mutants at a time", lower_bound=1, flag_values=values
+    )
+    flags.DEFINE_string(
+        "workdir", "runs/mutants", "folder of report.json", flag_values=values
+    )
+
+
+def main(values: flags.FlagValues) -> int:
+    """Parses flags, makes the mutants, and reports."""
+    chosen = [m for m in mutations.MUTATIONS if values.only in m.name]
+    if not chosen:
+        raise cli.UsageError(f"no mutation has --only={values.only} in its name")
+    path = pathlib.Path(values.workdir)
+    with cli.usage_errors():
+        path.mkdir(parents=True, exist_ok=True)
+    console = rich.console.Console()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = pathlib.Path(name).resolve()
+        results = asyncio.run(examine(chosen, folder, values.jobs, console))
+    report = [
+        result.mutation._asdict()
+        | {"killer": result.killer, "seconds": round(result.seconds, 1)}
+        for result in results
+    ]
+    with cli.usage_errors():
+        workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
+    return 0 if show(results, console) else 1
+
+
+if __name__ == "__main__":
+    cli.run(main, define_flags)
