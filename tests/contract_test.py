@@ -239,7 +239,7 @@ def test_declarations_are_of_what_there_is():
 WRONG = {
     "ignores the mask": ({"masks", "causal"}, {"plain"}),
     "scales twice": ({"plain"}, {"causal"}),
-    "reads head n % K": ({"plain", "grouped heads"}, {"means of values"}),
+    "reads head n % K": ({"plain", "grouped heads"}, {"decoding"}),
     "sees the last token": ({"causal"}, {"oracle in bfloat16", "independent rows"}),
     "mixes rows": ({"causal", "independent rows"}, {"oracle in bfloat16"}),
     "rounds its scores": ({"plain"}, {"means of values"}),

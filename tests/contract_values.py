@@ -130,11 +130,15 @@ def in_narrow_floats(subject, *, dtype):
 
 
 def of_memory(subject):
-    """T != S: keys and values from elsewhere, more of them and fewer."""
+    """T != S: keys and values from elsewhere, more of them and fewer.
+
+    Those count their positions from 0, wherever the queries stand.
+    """
     parameters, x, _ = inputs(subject)
     (longer,) = subjects.normal(4, (B, T + 3, subject.width))
     for query, memory in ((x[:, :3], longer), (longer, x)):
-        given = subjects.Given(memory=memory)
+        at = 2 + np.arange(query.shape[1], dtype=np.int32)
+        given = subjects.Given(memory=memory, at=at)
         out = quickly(subject)(parameters, query, given)
         wanted, _ = subject.by_hand(*wide((parameters, query)), wide(given))
         assert out.shape == wanted.shape

@@ -21,6 +21,8 @@ Y = jnp.asarray(RNG.normal(size=(B, S, E)), jnp.float32)
 INITIALIZERS = {
     "kernel_init": nn.initializers.normal(0.5),
     "bias_init": nn.initializers.normal(0.5),
+    "out_kernel_init": nn.initializers.normal(0.4),
+    "out_bias_init": nn.initializers.normal(0.3),
 }
 
 
