@@ -10,8 +10,9 @@ It should be compiled: the checks call it once for every few edits. What they me
 and what counts as rounding, is said in `attention.leaks` and `attention.probes`.
 """
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -77,7 +78,9 @@ def assert_batch_independent(
     rows = edits.rows_of(subject, 2, subject.length)
     places = itertools.product(range(subject.length), range(len(rows)))
     made = edits.one_row_at_a_time(subject, rows, places, causal=False)
-    _raise_leak(search.examine("batch", subject.fn, *made, tolerance=tolerance).finding)
+    with _own_errors():
+        seen = search.examine("batch", subject.fn, *made, tolerance=tolerance)
+    _raise_leak(seen.finding)
 
 
 def assert_deterministic(
@@ -287,13 +290,17 @@ def _subject(
 
 def _assert_clear(subject: edits.Subject, names: Sequence[str]) -> None:
     for name in names:
-        try:
-            outcome = probes.PROBES[name](subject)
-        except probes.NotApplicable:
-            continue
-        except leaks.Refused as error:
-            raise (error.__cause__ or error) from None
-        _raise_leak(outcome.finding)
+        with contextlib.suppress(probes.NotApplicable), _own_errors():
+            _raise_leak(probes.PROBES[name](subject).finding)
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raises what the function itself raised, where it refused its inputs."""
+    try:
+        yield
+    except leaks.Refused as error:
+        raise (error.__cause__ or error) from None
 
 
 def _raise_leak(finding: leaks.Finding | None) -> None:
