@@ -12,6 +12,8 @@ A mutant that fails no test has survived: a test is missing, or the mutation is
 equivalent to the original, and its row says why. One that takes five times as long as
 all tests is killed too ('timeout').
 
+runs/mutants/report.json holds what is known so far, also after Ctrl-C.
+
 Exit status: 0 at least 95 % of the mutants that are not equivalent are killed, and none
 of those that are said to be; 1 otherwise; 2 unusable arguments, or a test fails without
 any mutation.
@@ -23,7 +25,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import rich.console
@@ -58,6 +60,7 @@ async def examine(
     folder: pathlib.Path,
     jobs: int,
     console: rich.console.Console,
+    keep: Callable[[list[Result]], None],
 ) -> list[Result]:
     """Makes every mutant, and sees what kills it.
 
@@ -66,6 +69,7 @@ async def examine(
       folder: for copies of the tree.
       jobs: mutants at a time.
       console: for a line about each mutant as it finishes.
+      keep: is given what is known by then, too.
 
     Returns:
       Results in the order of `chosen`.
@@ -95,6 +99,7 @@ async def examine(
         results[number] = Result(mutation, killer, time.monotonic() - start)
         fate = f"killed by {killer}" if killer else "SURVIVED"
         _say(console, f"{len(results)}/{len(chosen)}  {mutation.name}: {fate}")
+        keep([results[i] for i in sorted(results)])
 
     async with asyncio.TaskGroup() as group:
         for number, mutation in enumerate(chosen):
@@ -173,16 +178,18 @@ def main(values: flags.FlagValues) -> int:
     with cli.usage_errors():
         path.mkdir(parents=True, exist_ok=True)
     console = rich.console.Console()
+
+    def keep(results: list[Result]) -> None:
+        report = [
+            result.mutation._asdict()
+            | {"killer": result.killer, "seconds": round(result.seconds, 1)}
+            for result in results
+        ]
+        workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
+
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = pathlib.Path(name).resolve()
-        results = asyncio.run(examine(chosen, folder, values.jobs, console))
-    report = [
-        result.mutation._asdict()
-        | {"killer": result.killer, "seconds": round(result.seconds, 1)}
-        for result in results
-    ]
-    with cli.usage_errors():
-        workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
+        results = asyncio.run(examine(chosen, folder, values.jobs, console, keep))
     return 0 if show(results, console) else 1
 
 
