@@ -294,3 +294,16 @@ def test_a_bias_must_be_floating(dtype):
         attention.dot_product_attention(x, x, x, jnp.ones((3, 3), dtype))
     with pytest.raises(TypeError, match="sinks must be floating"):
         attention.dot_product_attention(x, x, x, sinks=jnp.ones(1, dtype))
+
+
+@pytest.mark.parametrize("softcap", [0.0, -1.0, float("nan")])
+def test_soft_caps_are_positive(softcap):
+    x = jnp.zeros((1, 2, 1, 4))
+    with pytest.raises(ValueError, match="softcap must be positive"):
+        attention.dot_product_attention(x, x, x, softcap=softcap)
+
+
+def test_each_query_head_has_its_sink():
+    x = jnp.zeros((1, 2, 2, 4))
+    with pytest.raises(ValueError, match="one score per query head"):
+        attention.dot_product_attention(x, x, x, sinks=jnp.zeros(1))

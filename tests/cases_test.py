@@ -290,3 +290,12 @@ def test_true_means_may_attend(implementation):
     lower = np.tri(3, dtype=bool)
     readouts.assert_reads(read(mask=lower), [1, 1.5, 2])
     readouts.assert_reads(read(mask=~lower), [2.5, 3, 0])
+
+
+def test_a_sink_above_every_score():
+    """Its exponential would overflow, were the peak that of the scores alone."""
+    weights, log = softmax.masked_softmax_and_log_normalizer(
+        jnp.zeros((1, 3)), sink=jnp.float32(200)
+    )
+    np.testing.assert_array_equal(weights, np.zeros((1, 3)))
+    np.testing.assert_allclose(log, [200], rtol=1e-6)

@@ -74,3 +74,9 @@ def test_pytorch_in_float64(case):
     for name, found in zip(names, (out, *backward(arrays[3])), strict=True):
         assert found.dtype == jnp.float64
         np.testing.assert_allclose(found, golden[f"{case}_{name}"], rtol=0, atol=1e-12)
+
+
+def test_the_log_sum_exp_has_the_dtype_of_the_inputs():
+    x = jnp.ones((1, 2, 1, 4), jnp.bfloat16)
+    _, lse = attention.dot_product_attention(x, x, x, return_residual=True)
+    assert lse.dtype == jnp.bfloat16

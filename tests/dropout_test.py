@@ -157,3 +157,11 @@ def test_unusable_dropout_is_refused():
     for rate in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError, match=r"dropout_rate must be in \[0, 1\)"):
             attend(dropout_rate=rate, dropout_rng=jax.random.key(0))
+
+
+def test_all_but_nothing_is_dropped():
+    x = jnp.ones((1, 2, 1, 4))
+    out = attention.dot_product_attention(
+        x, x, x, dropout_rate=1 - 1e-12, dropout_rng=jax.random.key(0)
+    )
+    np.testing.assert_array_equal(out, 0 * x)

@@ -218,3 +218,28 @@ def test_inputs_of_keys_and_values():
     np.testing.assert_array_equal(both, module.apply(variables, X, Y))
     with pytest.raises(ValueError, match="`inputs_kv` must be None"):
         module.apply(variables, X, Y, inputs_kv=Y)
+
+
+@pytest.mark.parametrize("encoding", ["none", "alibi"])
+def test_the_weights_that_are_sown_are_those_in_force(encoding):
+    """Values and output projections that are identities read the weights out."""
+    T = 4
+    module = multihead.MultiHeadAttention(
+        num_heads=1, use_bias=False, scale=0.3, position_encoding=encoding
+    )
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, T, T)), jnp.float32)
+    params = {
+        name: {"kernel": jnp.eye(T).reshape(shape)}
+        for name, shape in (
+            *((name, (T, 1, T)) for name in ("query", "key", "value")),
+            ("out", (1, T, T)),
+        )
+    }
+    eye = jnp.eye(T)[None]
+    out, sown = module.apply(
+        {"params": params}, x, x, eye,
+        mask=masks.causal(), sow_weights=True, mutable=["intermediates"],
+    )  # fmt: skip
+    (weights,) = sown["intermediates"]["attention_weights"]
+    np.testing.assert_allclose(weights[0, 0], out[0], atol=1e-6)
+    assert np.all(np.triu(weights[0, 0], 1) == 0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention
 from attention import heads, masks
 from models import multihead
 from tests import readouts
@@ -110,3 +111,27 @@ def test_lengths_of_rows(implementation, lengths, wanted):
     )
     for out in (read(**lengths), read(mask=mask)):
         readouts.assert_reads(out[:, :, 0, 0], wanted)
+
+
+def test_heads_that_do_not_divide_are_named():
+    lifted = heads.over_heads(lambda q, k, v: q, out_axis=1)
+    x = jnp.zeros((1, 2, 3, 4))
+    with pytest.raises(ValueError, match="got N=3 and K=2"):
+        lifted(x, x[:, :, :2], x[:, :, :2])
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 3, 5), (3, 1, 3, 5)])
+def test_some_of_several_batch_dimensions(shape):
+    """A mask and a bias [2|1 3|1 N T S] of one of two batch dimensions."""
+    rng = np.random.default_rng(0)
+    query, key = (
+        jnp.asarray(rng.normal(size=(2, 3, n, 2, 4)), jnp.float32) for n in (3, 5)
+    )
+    mask = rng.random(shape) < 0.6
+    full = np.broadcast_to(mask, (2, 3, 2, 3, 5))
+    for name, array in (("mask", mask), ("bias", mask.astype("float32"))):
+        found, wanted = (
+            attention.dot_product_attention(query, key, key, **{name: jnp.asarray(x)})
+            for x in (array, full if name == "mask" else full.astype("float32"))
+        )
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
