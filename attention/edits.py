@@ -83,7 +83,7 @@ def ordinary(subject: Subject, count: int) -> Values:
     """Other ids, all different; or vectors of the scale of the inputs."""
     vocab_size = subject.vocab_size
     if vocab_size is None:
-        return lambda rng, x: rng.standard_normal((count, *x.shape))
+        return lambda rng, x: leaks.scale(x) * rng.standard_normal((count, *x.shape))
 
     def others(rng: np.random.Generator, token: np.ndarray) -> np.ndarray:
         turn = (rng.integers(vocab_size - 1) + np.arange(count)) % (vocab_size - 1)
@@ -119,17 +119,15 @@ def together(
     return inputs, edits()
 
 
-def each_first(subject: Subject, row: Int[np.ndarray, "T"], count: int) -> Edits:
+def each_first(row: Int[np.ndarray, "T"], count: int, *, vocab_size: int) -> Edits:
     """Rows that begin with different ids; edits behind it, halfway and at the end."""
-    rng, values = np.random.default_rng(subject.seed), ordinary(subject, 1)
     inputs = np.repeat(row[None], count, axis=0)
-    inputs[:, 0] = row[0] + 1 + np.arange(count)
-    inputs[:, 0] %= subject.vocab_size or 1
+    inputs[:, 0] = (row[0] + 1 + np.arange(count)) % vocab_size
 
     def edits() -> Iterator[leaks.Edit]:
         for position in sorted({1, len(row) // 2, len(row) - 1} - {0}):
             edited = inputs.copy()
-            edited[:, position] = values(rng, row[position])[0]
+            edited[:, position] = (row[position] + 1) % vocab_size
             yield leaks.Edit(position, np.ones(count, bool), edited, since=position)
 
     return inputs, edits()

@@ -33,8 +33,8 @@ WORST_FIRST: tuple[Kind, ...] = ("leak", "nan-unsafe", "rounding")
 ROUNDING = 1e-5
 # Units in the last place of a row's largest output: of float32, and of its own dtype.
 _ULPS_FLOAT32, _ULPS = 64, 2
-# An edit is huge if it is this many times the scale of the inputs.
-_HUGE = 30
+# An edit is huge beyond this many times the scale of the inputs.
+_ORDINARY = 30
 
 
 class Refused(Exception):
@@ -249,10 +249,10 @@ def _sizes(
     )
     is_number = np.isfinite(after).all()
     sizes = np.abs(after - before if is_number else before).max(axis=1, initial=0.0)
-    return sizes, bool(is_number and sizes.max() <= _HUGE * scale(inputs))
+    return sizes, bool(is_number and sizes.max() <= _ORDINARY * scale(inputs))
 
 
-def scale(inputs: Float[np.ndarray, "B T E"]) -> float:
+def scale(inputs: Float[np.ndarray, "..."]) -> float:
     """Root mean square of the inputs; 1 if they are all zero."""
     wide = inputs.astype(np.float64)
     return float(np.sqrt(np.mean(np.where(np.isfinite(wide), wide, 0) ** 2))) or 1.0
@@ -297,44 +297,3 @@ def _ulps(dtype: np.dtype) -> float:
         return 0.0
     narrow = _ULPS * float(jnp.finfo(dtype).eps)
     return max(_ULPS_FLOAT32 * float(np.finfo(np.float32).eps), narrow)
-
-
-def shrink(fn: Function, finding: Finding, *, tolerance: float) -> Finding:
-    """The smallest pair of inputs found that still shows a leak.
-
-    One row instead of the batch, nothing after the edit, as little as possible before
-    it; each is kept if the leak still shows.
-
-    Args:
-      fn: the function that leaks, in the mode in which it does.
-      finding: of a probe other than 'gradients'.
-      tolerance: as of `compare_with`.
-
-    Returns:
-      The finding at the smaller inputs, with its positions there.
-    """
-    smallest = finding
-
-    def attempt(rows: slice | list[int], positions: slice) -> bool:
-        nonlocal smallest
-        pair = [x[rows, positions] for x in (smallest.inputs, smallest.edited)]
-        try:
-            found = compare(finding.probe, fn, *pair, tolerance=tolerance)
-        except (Refused, ValueError):
-            found = None
-        if found is None or found.kind != "leak":
-            return False
-        smallest = found
-        return True
-
-    everything = slice(None)
-    attempt([finding.target_row], everything) or attempt(
-        sorted({finding.row, finding.target_row}), everything
-    )
-    attempt(everything, slice(0, max(smallest.source, smallest.target) + 1))
-    kept = 2
-    while kept < smallest.inputs.shape[1] and not attempt(
-        everything, slice(-kept, None)
-    ):
-        kept *= 2
-    return smallest

@@ -29,7 +29,7 @@ _BATCH = 4
 _BATCH_SIZES = (1, 2, 3, 8)
 # Replacements of a vector of ordinary size; sizes of huge ones.
 _ORDINARY = 8
-_HUGE = (1e2, 1e3, 1e4, 3e4, 1e6)
+_HUGE_SIZES = (1e2, 1e3, 1e4, 3e4, 1e6)
 
 
 class NotApplicable(Exception):
@@ -60,31 +60,38 @@ class Outcome:
 
 
 def _edits(subject: edits.Subject) -> Outcome:
-    """Every position; of tokens every other id, as far as the budget goes.
+    """Every position; of tokens every other id, as far as the budget goes."""
+    if subject.vocab_size is not None:
+        return _token_edits(subject, subject.vocab_size)
+    rows = edits.rows_of(subject, _ROWS, subject.length)
+    made = edits.together(subject, rows, edits.ordinary(subject, _ORDINARY))
+    seen = _examine("edits", subject, made)
+    tried = f"{len(rows)} x {subject.length} positions, {_ORDINARY} replacements each"
+    return _outcome("edits", tried + _doubts(seen), seen.finding, seen.moved)
 
-    Some models treat a text by its first token: of tokens, each id comes first too.
-    """
-    if subject.vocab_size is None:
-        rows, count = edits.rows_of(subject, _ROWS, subject.length), _ORDINARY
-    else:
-        rows = edits.rows_of(subject, 1, subject.length)
-        budget = min(subject.edits, _OUTPUTS // (subject.length * subject.vocab_size))
-        count = max(1, min(subject.vocab_size - 1, budget // rows.size))
+
+def _token_edits(subject: edits.Subject, vocab_size: int) -> Outcome:
+    """Some models treat a text by its first token: each id comes first, too."""
+    rows = edits.rows_of(subject, 1, subject.length)
+    budget = min(subject.edits, _OUTPUTS // (subject.length * vocab_size))
+    count = max(1, min(vocab_size - 1, budget // rows.size))
     made = edits.together(subject, rows, edits.ordinary(subject, count))
     seen = _examine("edits", subject, made)
-    tried = f"{len(rows)} x {subject.length} positions, {count} replacements each"
-    if subject.vocab_size is not None:
-        tried += f" of {subject.vocab_size - 1}"
-    if not seen.moved.any():
-        tried += "; nothing moved at all"
-    if seen.refused:
-        tried += f"; {seen.refused} calls refused"
     findings = [seen.finding]
-    if subject.vocab_size is not None:
-        with contextlib.suppress(leaks.Refused):
-            first = edits.each_first(subject, rows[0], len(made[0]))
-            findings.append(_examine("edits", subject, first).finding)
-    return _outcome("edits", tried, leaks.worst(findings), seen.moved)
+    with contextlib.suppress(leaks.Refused):
+        first = edits.each_first(rows[0], len(made[0]), vocab_size=vocab_size)
+        findings.append(_examine("edits", subject, first).finding)
+    tried = (
+        f"{len(rows)} x {subject.length} positions, {count} replacements each of "
+        f"{vocab_size - 1}"
+    )
+    return _outcome("edits", tried + _doubts(seen), leaks.worst(findings), seen.moved)
+
+
+def _doubts(seen: search.Seen) -> str:
+    """What takes from the worth of a search, in words."""
+    doubts = "" if seen.moved.any() else "; nothing moved at all"
+    return doubts + (f"; {seen.refused} calls refused" if seen.refused else "")
 
 
 def _tiny(subject: edits.Subject) -> Outcome:
@@ -109,12 +116,12 @@ def _huge(subject: edits.Subject) -> Outcome:
 
     def huge(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
         direction = scale * rng.standard_normal(x.shape)
-        return np.stack([c * direction for size in _HUGE for c in (size, -size)])
+        return np.stack([c * direction for size in _HUGE_SIZES for c in (size, -size)])
 
     finding = _examine("huge", subject, edits.together(subject, rows, huge)).finding
     if finding is not None and finding.kind == "nan-unsafe":
         finding = _number_on_the_way(subject, finding) or finding
-    return _outcome("huge", f"sizes {_HUGE[0]:g} to {_HUGE[-1]:g}", finding)
+    return _outcome("huge", f"sizes {_HUGE_SIZES[0]:g} to {_HUGE_SIZES[-1]:g}", finding)
 
 
 def _number_on_the_way(
@@ -197,22 +204,21 @@ def _gradients(subject: edits.Subject) -> Outcome:
         raise NotApplicable("a derivative needs vectors and JAX or PyTorch")
     inputs = edits.rows_of(subject, _ROWS, subject.length)
     norms = np.asarray(subject.gradient(inputs), np.float64)
-    largest = np.where(np.isfinite(norms), norms, 0).max(initial=0.0)
+    finite = np.isfinite(norms)
+    largest = np.max(norms, where=finite, initial=0.0)
     later = np.triu(norms != 0, 1)
     kinds: dict[leaks.Kind, np.ndarray] = {
-        "leak": later & (norms > subject.tolerance * largest),
-        "nan-unsafe": later & ~np.isfinite(norms),
+        "leak": later & finite & (norms > subject.tolerance * largest),
+        "nan-unsafe": later & ~finite,
         "rounding": later,
     }
-    kinds["leak"] &= np.isfinite(norms)
     finding = None
-    for kind in leaks.WORST_FIRST:
-        if finding is None and kinds[kind].any():
-            source, target = np.argwhere(kinds[kind].T)[0].tolist()
-            derivative = float(norms[target, source])
-            finding = leaks.Finding(
-                kind, "gradients", source, target, derivative, 0.0, 0, 0, inputs, inputs
-            )
+    if kind := next((kind for kind in leaks.WORST_FIRST if kinds[kind].any()), None):
+        source, target = np.argwhere(kinds[kind].T)[0].tolist()
+        derivative = float(norms[target, source])
+        finding = leaks.Finding(
+            kind, "gradients", source, target, derivative, 0.0, 0, 0, inputs, inputs
+        )
     return _outcome("gradients", f"all pairs of {subject.length} positions", finding)
 
 

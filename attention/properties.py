@@ -89,12 +89,13 @@ def assert_deterministic(
     """Equal inputs give bitwise equal outputs (NaN counts as equal to NaN).
 
     Raises:
-      AssertionError: naming the first output that differed between two calls.
+      NotDeterministic: an AssertionError, naming the first output that differed
+        between two calls.
     """
     moved = movements.movement(np.asarray(fn(inputs)), np.asarray(fn(inputs)))
     if np.any(moved != 0):
         row, position = np.argwhere(moved != 0)[0]
-        raise AssertionError(
+        raise leaks.NotDeterministic(
             f"not deterministic: output {position} of row {row} differs by "
             f"{moved[row, position]:.3g} between two calls with equal input"
         )

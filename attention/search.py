@@ -1,4 +1,4 @@
-"""Many edits of some inputs, and the worst that they show."""
+"""Many edits of some inputs: the worst that they show, and the smallest of them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -110,6 +110,49 @@ def _confirm(
     noise = numbers.max(initial=0.0)
     if again is None or again.kind != "leak" or noise > 0.1 * again.movement:
         raise leaks.NotDeterministic(
-            f"not deterministic: equal inputs [{', '.join(map(str, base.shape[:2]))}] "
+            f"not deterministic: equal inputs {list(base.shape[:2])} "
             f"gave outputs that differ by up to {noise:.3g}"
         )
+
+
+def shrink(
+    fn: leaks.Function, finding: leaks.Finding, *, tolerance: float
+) -> leaks.Finding:
+    """The smallest pair of inputs found that still shows a leak.
+
+    One row instead of the batch, nothing after the edit, as little as possible before
+    it; each is kept if the leak still shows.
+
+    Args:
+      fn: the function that leaks, in the mode in which it does.
+      finding: of a probe other than 'gradients'.
+      tolerance: as of `examine`.
+
+    Returns:
+      The finding at the smaller inputs, with its positions there.
+    """
+    smallest = finding
+
+    def attempt(rows: slice | list[int], positions: slice) -> bool:
+        nonlocal smallest
+        pair = [x[rows, positions] for x in (smallest.inputs, smallest.edited)]
+        try:
+            found = leaks.compare(finding.probe, fn, *pair, tolerance=tolerance)
+        except (leaks.Refused, ValueError):
+            found = None
+        if found is None or found.kind != "leak":
+            return False
+        smallest = found
+        return True
+
+    everything = slice(None)
+    attempt([finding.target_row], everything) or attempt(
+        sorted({finding.row, finding.target_row}), everything
+    )
+    attempt(everything, slice(0, max(smallest.source, smallest.target) + 1))
+    kept = 2
+    while kept < smallest.inputs.shape[1] and not attempt(
+        everything, slice(-kept, None)
+    ):
+        kept *= 2
+    return smallest

@@ -61,14 +61,14 @@ _LEAKS = (
         "0 * _at_least_tenth(largest)",
         "a few units in the last place are a leak",
     ),
+)
+
+_SEARCH = (
     (
         "slice(0, max(smallest.source, smallest.target) + 1)",
         "slice(0, max(smallest.source, smallest.target))",
         "the smallest input keeps what follows the edit",
     ),
-)
-
-_SEARCH = (
     (
         "parts += _halves(inputs, part)",
         "pass",
@@ -107,8 +107,8 @@ _PROBES = (
     ),
     ("np.triu(norms != 0, 1)", "np.tril(norms != 0, -1)", "the past is the future"),
     (
-        '    kinds["leak"] &= np.isfinite(norms)\n',
-        "",
+        '"leak": later & finite & (',
+        '"leak": later & (',
         "an infinite derivative is a leak",
     ),
     (

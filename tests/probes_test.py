@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from attention import edits, leaks, probes
+from attention import edits, leaks, probes, search
 
 T, E, V = 12, 3, 11
 RNG = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def test_every_token_takes_every_place():
 
 
 def test_every_token_comes_first():
-    base, edited = edits.each_first(tokens(np.sin), np.arange(T), V - 1)
+    base, edited = edits.each_first(np.arange(T) % V, V - 1, vocab_size=V)
     assert len(set(base[:, 0].tolist())) == V - 1
     assert [edit.position for edit in edited] == [1, T // 2, T - 1]
 
@@ -149,6 +149,17 @@ def test_rows_of_the_callers_own():
     rows = RNG.normal(size=(3, T, E)).astype(np.float32)
     (base, *_), _ = calls_of("edits", subject(None, rows=rows))
     np.testing.assert_array_equal(np.unique(base, axis=0), np.unique(rows, axis=0))
+
+
+def test_edits_are_of_the_scale_of_the_inputs():
+    """A thousand times the inputs, a thousand times the edits."""
+    rows = RNG.normal(size=(2, T, E)).astype(np.float32)
+    largest = []
+    for size in (1, 1000):
+        made = subject(np.sin, rows=size * rows)
+        _, edited = edits.together(made, made.rows, edits.ordinary(made, 4))
+        largest.append(max(np.abs(edit.inputs).max() for edit in edited))
+    np.testing.assert_allclose(largest[1], 1000 * largest[0], rtol=1e-3)
 
 
 # What it is called
@@ -241,7 +252,12 @@ def test_gradients():
 
     honest = np.tri(T)
     assert of(honest).kind == "clear"
-    for size, name in ((1e-3, "leak"), (1e-7, "rounding"), (np.nan, "nan-unsafe")):
+    for size, name in (
+        (1e-3, "leak"),
+        (1e-7, "rounding"),
+        (np.nan, "nan-unsafe"),
+        (np.inf, "nan-unsafe"),
+    ):
         matrix = honest.copy()
         matrix[2, 5] = size
         outcome = of(matrix)
@@ -344,6 +360,23 @@ def test_outputs_whose_dtype_depends_on_the_input():
     assert kind("edits", fn) in ("clear", "rounding")
 
 
+def test_training_mode_is_looked_at_along_time_and_across_rows():
+    for fn in (lambda x: x + next_one(x), lambda x: x + np.roll(x, 1, axis=0)):
+        assert kind("training", lambda x: x, training=fn) == "leak"
+        assert kind("training", fn, training=lambda x: x) == "clear"
+
+
+def test_a_few_units_in_the_last_place_are_rounding():
+    """A sum of all less the sum of the rest, far from zero."""
+
+    def fn(x):
+        x = x + np.float32(1000)
+        return x.sum(1, keepdims=True) - (np.cumsum(x[:, ::-1], 1)[:, ::-1] - x)
+
+    for probe in ("edits", "tiny", "huge"):
+        assert kind(probe, fn) == "rounding"
+
+
 # The smallest input
 
 
@@ -359,7 +392,7 @@ def test_outputs_whose_dtype_depends_on_the_input():
 def test_the_smallest_pair_that_shows_it(fn, shape):
     probe = "batch"
     finding = probes.run(probe, subject(fn)).finding
-    smallest = leaks.shrink(fn, finding, tolerance=leaks.ROUNDING)
+    smallest = search.shrink(fn, finding, tolerance=leaks.ROUNDING)
     assert smallest.inputs.shape == shape
     again = leaks.compare(
         probe, fn, smallest.inputs, smallest.edited, tolerance=leaks.ROUNDING
@@ -375,7 +408,7 @@ def test_a_leak_that_needs_its_positions_keeps_them():
         return out
 
     finding = probes.run("edits", subject(fn)).finding
-    smallest = leaks.shrink(fn, finding, tolerance=leaks.ROUNDING)
+    smallest = search.shrink(fn, finding, tolerance=leaks.ROUNDING)
     assert smallest.inputs.shape == (1, 9, E)
     assert (smallest.source, smallest.target) == (8, 7)
 

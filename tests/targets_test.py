@@ -511,13 +511,18 @@ def test_a_memory_is_refused():
 
 
 def test_another_dtype_is_another_number_only_if_it_is():
+    """Equal numbers of two types are one answer, noted as nothing."""
     calls = []
 
     def fn(tokens):
         calls.append(tokens)
         return in_numpy(tokens).astype(np.float64 if len(calls) % 2 else np.float32)
 
-    adapt(fn)
+    target = adapt(fn)
+    assert not target.notes
+    types = {leaks.call(target.fn, TOKENS).dtype for _ in range(2)}
+    assert types == {np.dtype(np.float32), np.dtype(np.float64)}
+    np.testing.assert_array_equal(leaks.call(target.fn, TOKENS), in_numpy(TOKENS))
 
 
 def test_other_shapes_may_be_refused():

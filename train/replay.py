@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from attention import leaks, probes
+from attention import leaks, probes, search
 from train import frameworks, modes, targets
 
 FILE_NAME = "leak.npz"
@@ -52,7 +52,7 @@ def smallest(target: targets.Target, finding: leaks.Finding) -> leaks.Finding:
             found = None
         return finding if found is None or found.kind != "leak" else found
     fn = of_mode(target, mode(finding))
-    return leaks.shrink(fn, finding, tolerance=target.tolerance)
+    return search.shrink(fn, finding, tolerance=target.tolerance)
 
 
 def mode(finding: leaks.Finding) -> str:
