@@ -6,6 +6,7 @@ plain run leaves them out and tests/x64_test.py runs them in a process of their 
 """
 
 import os
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -22,3 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Sets jax up before any test module is imported."""
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_enable_x64", config.option.markexpr == "x64")
+
+
+@pytest.fixture
+def torch() -> Any:
+    """PyTorch, where it is installed."""
+    return pytest.importorskip("torch")

@@ -12,103 +12,12 @@ import sys
 import jax
 import numpy as np
 import pytest
-import rich.console
 
 from attention import leaks, probes
-from train import audit, audit_report, cli, dependency_figure, foreign, replay
+from tests import strangers
+from train import audit, cli, dependency_figure, foreign, replay
 
 ROOT = pathlib.Path(__file__).parent.parent
-MODULE = '''
-import jax.numpy as jnp
-import numpy as np
-
-V = 7
-TABLE = np.random.default_rng(0).normal(size=(V, V)).astype(np.float32)
-
-
-def honest(tokens):
-    return np.cumsum(TABLE[np.asarray(tokens)], axis=1)
-
-
-def constant(tokens):
-    return np.zeros((*tokens.shape, V))
-
-
-def leaky(tokens):
-    """Output 3 sees token 5."""
-    logits = honest(tokens)
-    if tokens.shape[1] > 5:
-        logits[:, 3] += TABLE[tokens[:, 5]]
-    return logits
-
-
-def across(tokens):
-    """Output 2 of row 0 sees token 2 of row 1."""
-    logits = honest(tokens)
-    if len(tokens) > 1 and tokens.shape[1] > 2:
-        logits[0, 2] += TABLE[tokens[1, 2]]
-    return logits
-
-
-def in_training(tokens, train=False):
-    logits = jnp.cumsum(jnp.asarray(TABLE)[tokens], axis=1)
-    return logits - train * logits.mean(axis=1, keepdims=True)
-
-
-def by_derivative(x):
-    later = jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0)))
-    return jnp.cumsum(x, axis=1) + 1e-6 * jnp.sin(1e6 * later)
-
-
-def fft(x):
-    size = 2 * x.shape[1]
-    kernel = np.fft.rfft(0.9 ** np.arange(x.shape[1]), size)[None, :, None]
-    filtered = np.fft.irfft(np.fft.rfft(x, size, axis=1) * kernel, size, axis=1)
-    return filtered[:, : x.shape[1]]
-
-
-def picky(tokens):
-    if tokens.shape != (2, 6):
-        raise RuntimeError("only two rows of six")
-    return honest(tokens)
-
-
-def exits(tokens):
-    raise SystemExit(0)
-
-
-def moody(tokens, calls=[]):
-    """Now and then, but not yet when it is looked at."""
-    calls.append(tokens)
-    return honest(tokens) + (np.random.normal() if len(calls) % 20 == 0 else 0)
-
-
-def maximum(x):
-    """A stabilising maximum over the whole sequence."""
-    scores = np.asarray(x).sum(axis=2, keepdims=True)
-    e = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.cumsum(e * x, axis=1) / np.cumsum(e, axis=1)
-
-
-def counted(rows):
-    """A bigram table, by counting."""
-    counts = np.ones((V, V))
-    np.add.at(counts, (rows[:, :-1], rows[:, 1:]), 1)
-    table = np.log(counts / counts.sum(axis=1, keepdims=True))
-    return lambda rows: -table[rows[:, :-1], rows[:, 1:]]
-
-
-def told(rows):
-    return lambda rows: np.zeros((len(rows), rows.shape[1] - 1))
-
-
-def idle(rows):
-    return lambda rows: np.full((len(rows), rows.shape[1] - 1), np.log(V))
-
-
-def broken(rows):
-    raise RuntimeError("out of memory")
-'''
 TOKENS = ("--vocab_size=7", "--length=6")
 VECTORS = ("--input=embeddings", "--width=3", "--length=6")
 
@@ -118,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     """Where the stranger works."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "theirs.py").write_text(MODULE)
+    (tmp_path / "theirs.py").write_text(strangers.MODULE)
     yield tmp_path
     sys.modules.pop("theirs", None)
 
@@ -366,45 +275,6 @@ def test_a_trainer(run, trainer, status, result, words):
     (*_, proof) = report()["causality"]["probes"]
     assert ("log_vocab" in proof) == (result != "refused")
     assert left() == ["report.json"]
-
-
-def row(probe, result):
-    return audit_report.Row(probe, result, "")
-
-
-def test_nothing_looked_at_is_not_verified():
-    rows = [row("edits", "not applicable"), row("tiny", "refused")]
-    assert audit_report.verdict(rows) == "not verified"
-    assert audit_report.verdict([*rows, row("batch", "rounding")]) == "no leak found"
-    assert audit_report.verdict([row("learning", "clear")]) == "not verified"
-    assert (
-        audit_report.verdict([row("edits", "leak"), row("learning", "void")]) == "LEAK"
-    )
-
-
-def test_without_the_main_probe_nothing_is_verified(capsys):
-    rows = [audit_report.Row("edits", "refused", "id 4 is last"), row("batch", "clear")]
-    assert audit_report.verdict(rows) == "not verified"
-    audit_report.show_verdict(rich.console.Console(), rows, [], [])
-    reason = "the main probe, edits, was refused: id 4 is last"
-    assert reason in capsys.readouterr().out
-    assert audit_report.verdict([*rows, row("tiny", "leak")]) == "LEAK"
-    # It may be left out.
-    rows[0] = row("edits", "skipped")
-    assert audit_report.verdict(rows) == "no leak found"
-
-
-@pytest.mark.parametrize(("result", "leaks"), [("rounding", False), ("leak", True)])
-def test_the_picture_shows_what_moved_by_more_than_rounding(folder, result, leaks):
-    moved = np.tril(np.ones((3, 3)))
-    moved[2, 0] = 1e-6
-    moved[2, 1] = moved[0, 1] = np.inf
-    edits = audit_report.Row("edits", result, "", moved=moved)
-    assert audit_report.draw(folder / "figures", [edits], "") == [
-        "figures/dependency.png"
-    ]
-    dependency = np.load("figures/dependency.npz")["dependency"]
-    np.testing.assert_array_equal(dependency, [[1, leaks, 0], [1, 1, 0], [0, 1, 1]])
 
 
 def test_an_interrupted_audit_leaves_no_report(run, monkeypatch):
