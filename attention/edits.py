@@ -8,11 +8,14 @@ one row at a time show what rows see of one another.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int, PRNGKeyArray, Shaped
 
-from attention import leaks
+from attention import equivalence, leaks, movements
 
 # Tokens (more fit no cache) and numbers of output in one call, at most.
 _CALL_TOKENS, _CALL_OUTPUTS = 2**11, 2**24
@@ -50,6 +53,60 @@ class Subject:
     edits: int
     tolerance: float = leaks.ROUNDING
     rows: Shaped[np.ndarray, "B T ..."] | None = None
+
+
+def given(
+    fn: movements.Function,
+    inputs: Shaped[movements.AnyArray, "B T ..."],
+    *,
+    vocab_size: int | None,
+    rng: PRNGKeyArray | None,
+    edits: int,
+    tolerance: float,
+) -> Subject:
+    """A function on the caller's own inputs, whose kind of arrays it gets.
+
+    Args:
+      fn: maps [B T ...] to [B T ...], of JAX's or NumPy's arrays.
+      inputs: token ids [B T], or floating point vectors [B T E].
+      vocab_size: V, for tokens only.
+      rng: key of the edits; None: a fixed one.
+      edits: as of `Subject`.
+      tolerance: as of `Subject`.
+
+    Raises:
+      ValueError: on inputs that are neither, or tokens without `vocab_size`.
+    """
+    rows = np.asarray(inputs)
+    is_tokens = np.issubdtype(rows.dtype, np.integer)
+    if rows.ndim != (2 if is_tokens else 3) or is_tokens != (vocab_size is not None):
+        raise ValueError(
+            "expected token ids [B T] and vocab_size, or floating point vectors "
+            f"[B T E] without, got {rows.dtype} {list(rows.shape)} and "
+            f"vocab_size={vocab_size}"
+        )
+    return Subject(
+        fn=lambda x: np.asarray(fn(like(inputs, x))),
+        length=rows.shape[1],
+        vocab_size=vocab_size,
+        width=None if is_tokens else rows.shape[2],
+        training=None,
+        gradient=None,
+        seed=seed(rng),
+        edits=edits,
+        tolerance=tolerance,
+        rows=rows,
+    )
+
+
+def like(inputs: Any, x: np.ndarray) -> Any:
+    """An array as it would come from the caller."""
+    return jnp.asarray(x) if isinstance(inputs, jax.Array) else x
+
+
+def seed(rng: PRNGKeyArray | None) -> int:
+    """NumPy's seed in the place of a key; None: of a fixed one."""
+    return int(jax.random.bits(equivalence.key_or_fixed(rng)))
 
 
 def draw(subject: Subject, count: int, length: int) -> Shaped[np.ndarray, "B T ..."]:
@@ -137,21 +194,23 @@ def one_row_at_a_time(
     subject: Subject,
     rows: Shaped[np.ndarray, "B T ..."],
     places: Iterable[tuple[int, int]],
+    values: Values,
     *,
     causal: bool,
 ) -> Edits:
-    """One edit in one row of the batch, at each of the places (position, row).
+    """Edits in one row of the batch, one by one, at each of the places (position, row).
 
     If `causal`, earlier outputs of the row itself must not move either.
     """
-    rng, values = np.random.default_rng(subject.seed), ordinary(subject, 1)
+    rng = np.random.default_rng(subject.seed)
 
     def edits() -> Iterator[leaks.Edit]:
         for position, row in places:
-            edited = rows.copy()
-            edited[row, position] = values(rng, rows[row, position])[0]
             since = position if causal else 0
-            yield leaks.Edit(position, np.arange(len(rows)) == row, edited, since)
+            for value in values(rng, rows[row, position]):
+                edited = rows.copy()
+                edited[row, position] = value
+                yield leaks.Edit(position, np.arange(len(rows)) == row, edited, since)
 
     return rows, edits()
 

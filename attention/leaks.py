@@ -55,10 +55,19 @@ class LeakError(AssertionError):
         no size.
     """
 
-    def __init__(self, source: int, target: int, movement: float, *, where: str):
+    def __init__(
+        self,
+        source: int,
+        target: int,
+        movement: float,
+        *,
+        where: str = "",
+        probe: str = "",
+    ):
+        seen_by = f" ({probe})" if probe else ""
         super().__init__(
             f"output {target}{where} depends on input {source}: "
-            f"it moved by {movement:.3g}"
+            f"it moved by {movement:.3g}{seen_by}"
         )
         self.source = source
         self.target = target
@@ -97,8 +106,9 @@ class Finding:
     def error(self) -> LeakError:
         """The finding as the error to raise."""
         where = "" if self.row == self.target_row else " in another row of the batch"
-        where = f"{where} [{self.probe}]"
-        return LeakError(self.source, self.target, self.movement, where=where)
+        return LeakError(
+            self.source, self.target, self.movement, where=where, probe=self.probe
+        )
 
 
 class Edit(NamedTuple):

@@ -2,13 +2,11 @@
 
     Δⱼ yᵢ = f(…, x'ⱼ, …)ᵢ - f(…, xⱼ, …)ᵢ        and        ∂yᵢ / ∂xⱼ
 
-Both are measured here, for any callable: `edit_movements` by replacing one input after
-another and comparing outputs bit for bit, `jacobian_norms` by reverse mode. A
-derivative sees a dependence however small; an edit sees one without derivative (a
-token, a rounding, a comparison).
+`changes` compares outputs before and after an edit, bit for bit; `jacobian_norms` has
+the derivatives, by reverse mode. A derivative sees a dependence however small; an edit
+sees one without derivative (a token, a rounding, a comparison).
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 
 # Of one array, JAX's or NumPy's as the caller gives it.
 Function = Callable[[Any], Any]
@@ -37,18 +35,6 @@ class Changes(NamedTuple):
 
     numbers: Float[np.ndarray, "B T"]
     nonfinite: Bool[np.ndarray, "B T"]
-
-
-class Movements(NamedTuple):
-    """Largest movement of output i by edits of input j, both float64 [T_out T_in].
-
-    Attributes:
-      own: in the batch row that was edited.
-      others: in all other rows of the batch.
-    """
-
-    own: Float[np.ndarray, "T_out T_in"]
-    others: Float[np.ndarray, "T_out T_in"]
 
 
 def changes(
@@ -89,80 +75,6 @@ def movement(
     """
     numbers, nonfinite = changes(base, edited)
     return np.where(nonfinite, np.nan, numbers)
-
-
-def edit_movements(
-    fn: Function,
-    inputs: Shaped[AnyArray, "B T ..."],
-    replacements: Shaped[AnyArray, "R B T ..."],
-) -> Movements:
-    """How far each output moves when one input is replaced.
-
-    Every position of every row is replaced by each of its replacements, one edit in
-    one row at a time, and the output is compared with that of the unedited batch in
-    the same batch slot. The slot matters: a compiled product may round differently
-    in different rows of its tiles, so equal rows in two slots, or in batches of two
-    sizes, may differ in the last bit although nothing leaks.
-
-    Args:
-      fn: maps [B T ...] to [B T_out ...]; called 1 + R*B*T times with one shape, so
-        it should be compiled. It gets a JAX array where inputs is one, else NumPy's.
-      inputs: tokens [B T] or vectors [B T E].
-      replacements: replacements[r, b, t] takes the place of inputs[b, t].
-
-    Returns:
-      Movements, the largest over rows and replacements.
-
-    Raises:
-      ValueError: if the replacements' shape does not fit the inputs'.
-    """
-    rows, length = inputs.shape[:2]
-    if replacements.shape[1:] != inputs.shape:
-        raise ValueError(
-            f"expected replacements [R, *{list(inputs.shape)}], "
-            f"got {list(replacements.shape)}"
-        )
-    kind = jnp.asarray if isinstance(inputs, jax.Array) else np.asarray
-    original, replacements = np.asarray(inputs), np.asarray(replacements)
-    base = np.asarray(fn(kind(original)))
-    own = np.zeros((base.shape[1], length))
-    others = np.zeros_like(own)
-    for position, row in itertools.product(range(length), range(rows)):
-        for replacement in replacements[:, row, position]:
-            edited = original.copy()
-            edited[row, position] = replacement
-            moved = movement(base, np.asarray(fn(kind(edited))))
-            own[:, position] = np.maximum(own[:, position], moved[row])
-            moved[row] = 0
-            others[:, position] = np.maximum(others[:, position], moved.max(axis=0))
-    return Movements(own, others)
-
-
-def token_replacements(
-    rng: PRNGKeyArray, tokens: Int[AnyArray, "B T"], *, vocab_size: int, count: int
-) -> Int[np.ndarray, "R B T"]:
-    """Replacements for every token: all different, and never the token itself.
-
-    Args:
-      rng: key.
-      tokens: ids in [0, vocab_size).
-      vocab_size: number of ids, at least 2.
-      count: replacements per token; vocab_size - 1 or more gives every other id.
-
-    Returns:
-      int32 [R B T] with R = min(count, vocab_size - 1).
-
-    Raises:
-      ValueError: if there is no other id.
-    """
-    others = vocab_size - 1
-    if others < 1:
-        raise ValueError(f"expected at least 2 ids to choose from, got {vocab_size}")
-    # token + 1 + (start + r) mod (V - 1), r = 0 … R-1, never returns to the token.
-    start = np.asarray(jax.random.randint(rng, tokens.shape, 0, others))
-    turn = np.arange(min(count, others))[:, None, None]
-    shift = 1 + (start[None] + turn) % others
-    return ((np.asarray(tokens)[None] + shift) % vocab_size).astype(np.int32)
 
 
 def jacobian_norms(

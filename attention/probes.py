@@ -289,7 +289,8 @@ def _alone(
     places: Iterable[tuple[int, int]],
 ) -> leaks.Finding | None:
     """Edits of one row at a time."""
-    made = edits.one_row_at_a_time(subject, rows, places, causal=True)
+    one = edits.ordinary(subject, 1)
+    made = edits.one_row_at_a_time(subject, rows, places, one, causal=True)
     return _examine(probe, subject, made).finding
 
 

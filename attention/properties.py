@@ -57,7 +57,9 @@ def assert_causal(
       AssertionError: if fn is not deterministic on equal input.
       ValueError: on inputs that are neither, or tokens without `vocab_size`.
     """
-    subject = _subject(fn, inputs, vocab_size, rng, tolerance)
+    subject = edits.given(
+        fn, inputs, vocab_size=vocab_size, rng=rng, edits=_EDITS, tolerance=tolerance
+    )
     assert_deterministic(fn, inputs)
     _assert_clear(subject, (*_VALUES, "batch"))
 
@@ -74,10 +76,13 @@ def assert_batch_independent(
 
     Args, Raises: as in `assert_causal`.
     """
-    subject = _subject(fn, inputs, vocab_size, rng, tolerance)
+    subject = edits.given(
+        fn, inputs, vocab_size=vocab_size, rng=rng, edits=_EDITS, tolerance=tolerance
+    )
     rows = edits.rows_of(subject, 2, subject.length)
     places = itertools.product(range(subject.length), range(len(rows)))
-    made = edits.one_row_at_a_time(subject, rows, places, causal=False)
+    one = edits.ordinary(subject, 1)
+    made = edits.one_row_at_a_time(subject, rows, places, one, causal=False)
     with _own_errors():
         seen = search.examine("batch", subject.fn, *made, tolerance=tolerance)
     _raise_leak(seen.finding)
@@ -131,7 +136,7 @@ def assert_padding_invariant(
     rows, lengths = np.asarray(inputs), np.asarray(lengths)
     inside = np.arange(rows.shape[1]) < lengths[:, None]
     base = np.asarray(fn(inputs, lengths))
-    generator = np.random.default_rng(_seed(rng))
+    generator = np.random.default_rng(edits.seed(rng))
     fills: list[np.ndarray]
     if vocab_size is not None:
         fills = [generator.integers(vocab_size, size=rows.shape) for _ in range(2)]
@@ -141,7 +146,7 @@ def assert_padding_invariant(
     beyond = ~inside.reshape(inside.shape + (1,) * (rows.ndim - 2))
     for fill in fills:
         padded = np.where(beyond, fill.astype(rows.dtype), rows)
-        found = np.asarray(fn(_like(inputs, padded), lengths))
+        found = np.asarray(fn(edits.like(inputs, padded), lengths))
         moved = np.where(inside, movements.movement(base, found), 0)
         for row, position in np.argwhere(moved != 0)[:1]:
             raise AssertionError(
@@ -149,7 +154,9 @@ def assert_padding_invariant(
                 f"{lengths[row]}: it moved by {moved[row, position]:.3g}"
             )
     for row, length in enumerate(lengths.tolist()):
-        alone = fn(_like(inputs, rows[row : row + 1, :length]), lengths[row : row + 1])
+        alone = fn(
+            edits.like(inputs, rows[row : row + 1, :length]), lengths[row : row + 1]
+        )
         what = f"row {row} padded, against the row alone,"
         equivalence.assert_close(
             base[row, :length], np.asarray(alone)[0], what, rtol=0.0, atol=atol
@@ -170,11 +177,11 @@ def assert_permutation_equivariant(
     Raises:
       AssertionError: naming the largest difference.
     """
-    generator = np.random.default_rng(_seed(rng))
+    generator = np.random.default_rng(edits.seed(rng))
     length = inputs.shape[1]
     order = np.roll(generator.permutation(length), 1)
     for p in (order, np.roll(np.arange(length), 1)):
-        found = fn(_like(inputs, np.asarray(inputs)[:, p]))
+        found = fn(edits.like(inputs, np.asarray(inputs)[:, p]))
         wanted = np.asarray(fn(inputs))[:, p]
         equivalence.assert_close(
             found, wanted, f"under the permutation {p.tolist()}", rtol=0.0, atol=atol
@@ -245,7 +252,9 @@ def dependency_matrix(
         return (
             movements.jacobian_norms(fn, inputs, rng=equivalence.key_or_fixed(rng)) != 0
         )
-    subject = _subject(fn, inputs, vocab_size, rng, 0.0)
+    subject = edits.given(
+        fn, inputs, vocab_size=vocab_size, rng=rng, edits=_EDITS, tolerance=0.0
+    )
     count = 4 if vocab_size is None else min(4, vocab_size - 1)
     made = edits.together(subject, np.asarray(inputs), edits.ordinary(subject, count))
     return search.examine("edits", subject.fn, *made, tolerance=0.0).moved != 0
@@ -257,36 +266,6 @@ def _is_traceable(fn: movements.Function, inputs: Any) -> bool:
     except jax.errors.JAXTypeError:
         return False
     return True
-
-
-def _subject(
-    fn: movements.Function,
-    inputs: Any,
-    vocab_size: int | None,
-    rng: PRNGKeyArray | None,
-    tolerance: float,
-) -> edits.Subject:
-    """The function on the caller's own inputs."""
-    rows = np.asarray(inputs)
-    is_tokens = np.issubdtype(rows.dtype, np.integer)
-    if rows.ndim != (2 if is_tokens else 3) or is_tokens != (vocab_size is not None):
-        raise ValueError(
-            "expected token ids [B T] and vocab_size, or floating point vectors "
-            f"[B T E] without, got {rows.dtype} {list(rows.shape)} and "
-            f"vocab_size={vocab_size}"
-        )
-    return edits.Subject(
-        fn=lambda x: np.asarray(fn(_like(inputs, x))),
-        length=rows.shape[1],
-        vocab_size=vocab_size,
-        width=None if is_tokens else rows.shape[2],
-        training=None,
-        gradient=None,
-        seed=_seed(rng),
-        edits=_EDITS,
-        tolerance=tolerance,
-        rows=rows,
-    )
 
 
 def _assert_clear(subject: edits.Subject, names: Sequence[str]) -> None:
@@ -307,12 +286,3 @@ def _own_errors() -> Iterator[None]:
 def _raise_leak(finding: leaks.Finding | None) -> None:
     if finding is not None and finding.kind == "leak":
         raise finding.error()
-
-
-def _like(inputs: Any, x: np.ndarray) -> Any:
-    """An array as it would come from the caller."""
-    return jnp.asarray(x) if isinstance(inputs, jax.Array) else x
-
-
-def _seed(rng: PRNGKeyArray | None) -> int:
-    return int(jax.random.bits(equivalence.key_or_fixed(rng)))

@@ -40,7 +40,7 @@ def test_edits_pass_an_honest_model():
     proof = edits(jax.jit(logits))
     assert proof.passed, proof.reason
     assert proof.figures["edits"] == 3 * TOKENS.size
-    np.testing.assert_array_equal(proof.arrays["own"] != 0, np.tri(T, dtype=bool))
+    np.testing.assert_array_equal(proof.arrays["moved"] != 0, np.tri(T, dtype=bool))
     json.dumps(proof.report(), allow_nan=False)
 
 

@@ -10,13 +10,15 @@ code and the loop too.
 """
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
-from attention import leaks, movements, properties
+from attention import edits as edits_lib
+from attention import leaks, movements, search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,34 +90,44 @@ def edits(
       rng: key that draws them.
 
     Returns:
-      Proof; arrays: `own` and `others`, movement of output i by edits of token j.
+      Proof; arrays: `moved`, the largest movement of output i by edits of token j.
     """
-    failure, leak = None, None
-    try:
-        properties.assert_deterministic(logits_fn, tokens)
-    except AssertionError as error:
-        failure = str(error)
-    drawn = movements.token_replacements(
-        rng, tokens, vocab_size=vocab_size, count=replacements
+    subject = edits_lib.given(
+        logits_fn, tokens, vocab_size=vocab_size, rng=rng, edits=0, tolerance=0.0
     )
-    found = movements.edit_movements(logits_fn, tokens, drawn)
-    silent = np.flatnonzero(found.own.diagonal() == 0)
-    if failure is None:
-        leak = _find_leak(found)
-        if leak is not None:
+    rows, length = tokens.shape
+    count = min(replacements, vocab_size - 1)
+    made = edits_lib.one_row_at_a_time(
+        subject,
+        np.asarray(tokens),
+        itertools.product(range(length), range(rows)),
+        edits_lib.ordinary(subject, count),
+        causal=True,
+    )
+    failure, leak, moved = None, None, np.zeros((length, length))
+    try:
+        seen = search.examine("edits", subject.fn, *made, tolerance=0.0)
+    except (leaks.NotDeterministic, leaks.Refused) as error:
+        failure = str(error)
+    else:
+        moved = seen.moved
+        silent = np.flatnonzero(moved.diagonal() == 0)
+        if seen.finding is not None:
+            leak = seen.finding.error()
             failure = str(leak)
         elif len(silent):
             failure = f"void: no edit of token {silent[0]} moved its own output"
+    done = rows * length * count
     return Proof(
         name="edits",
         passed=failure is None,
-        reason=failure or f"{drawn.size} edits moved no bit of an earlier logit",
+        reason=failure or f"{done} edits moved no bit of an earlier logit",
         figures={
-            "positions": tokens.shape[1],
-            "edits": drawn.size,
+            "positions": length,
+            "edits": done,
             "leak": _leak_figures(leak),
         },
-        arrays=found._asdict(),
+        arrays={"moved": moved},
     )
 
 
@@ -170,28 +182,13 @@ def gradients(
 def _find_dependence(
     sizes: Float[np.ndarray, "T_out T_in"],
     allowed: Bool[np.ndarray, "T_out T_in"],
-    *,
-    where: str = "",
 ) -> leaks.LeakError | None:
     """The earliest source that reaches outside `allowed`, and its earliest target."""
     found = np.argwhere(((sizes != 0) & ~allowed).T)
     if not len(found):
         return None
     source, target = found[0].tolist()
-    return leaks.LeakError(source, target, float(sizes[target, source]), where=where)
-
-
-def _find_leak(found: movements.Movements) -> leaks.LeakError | None:
-    """The first movement that a causal function of independent rows cannot show.
-
-    Outputs of the edited row before the edit are looked at first, then all outputs
-    of other rows.
-    """
-    earlier = np.tril(np.ones(found.own.shape, bool))
-    other_rows = " in another row of the batch"
-    return _find_dependence(found.own, earlier) or _find_dependence(
-        found.others, np.zeros_like(earlier), where=other_rows
-    )
+    return leaks.LeakError(source, target, float(sizes[target, source]))
 
 
 def _leak_figures(leak: leaks.LeakError | None) -> dict[str, Any] | None:
