@@ -56,28 +56,33 @@ def examine(
     if not np.isfinite(base.astype(np.float64)).any() and base.size:
         raise leaks.Refused("returned no finite number")
     moved = np.zeros((inputs.shape[1],) * 2)
-    findings: list[leaks.Finding | None] = []
-    refusals: list[leaks.Refused] = []
+    finding: leaks.Finding | None = None
+    first_refusal: leaks.Refused | None = None
+    answered, refused = False, 0
     for edit in edits:
         parts = [edit]
-        while parts and (findings or len(refusals) < _PATIENCE):
+        while parts and (answered or refused < _PATIENCE):
             part = parts.pop()
             try:
                 found, own = leaks.compare_with(
                     base, probe, fn, inputs, part, tolerance=tolerance
                 )
             except leaks.Refused as refusal:
-                refusals.append(refusal)
+                first_refusal = first_refusal or refusal
+                refused += 1
                 parts += _halves(inputs, part)
                 continue
             moved[:, part.position] = np.maximum(moved[:, part.position], own)
-            findings.append(found)
-    if refusals and not findings:
-        raise refusals[0]
-    finding = leaks.worst(findings)
+            # Only the worst is kept: each holds a whole batch.
+            finding = leaks.worst((finding, found))
+            answered = True
+        if parts:
+            break
+    if first_refusal is not None and not answered:
+        raise first_refusal
     if finding is not None and finding.kind == "leak":
         _confirm(fn, base, finding, tolerance)
-    return Seen(finding, moved, len(refusals))
+    return Seen(finding, moved, refused)
 
 
 def _halves(

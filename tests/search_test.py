@@ -1,5 +1,7 @@
 """attention.search: the smallest input that shows a leak."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -44,3 +46,39 @@ def test_equal_inputs_show_nothing():
     x = np.zeros((1, 2, 3), np.float32)
     with pytest.raises(ValueError, match="equal"):
         leaks.compare("edits", np.sin, x, x, tolerance=0.0)
+
+
+def edits_of(inputs, made):
+    """One edit of every position; `made` holds a weak reference to each."""
+    for position in range(inputs.shape[1]):
+        edited = inputs.copy()
+        edited[:, position] += 1 + position
+        made.append(weakref.ref(edited))
+        yield leaks.Edit(position, np.ones(len(inputs), bool), edited, since=position)
+
+
+def test_only_the_worst_finding_is_kept():
+    """Each holds a whole batch; the first of equals is the one to name."""
+    inputs, made = np.ones((1, 50, 3), np.float32), []
+    seen = search.examine(
+        "edits",
+        lambda x: x + probed.next_one(x),
+        inputs,
+        edits_of(inputs, made),
+        tolerance=leaks.ROUNDING,
+    )
+    assert (seen.finding.source, seen.finding.target) == (1, 0)
+    assert [i for i, edited in enumerate(made) if edited() is not None] == [1]
+
+
+def test_a_function_that_refuses_every_edit_is_soon_left_alone():
+    inputs, made = np.ones((1, 10_000, 1), np.float32), []
+
+    def fn(x):
+        if np.any(x != 1):
+            raise IndexError("only ones")
+        return x
+
+    with pytest.raises(leaks.Refused, match="only ones"):
+        search.examine("edits", fn, inputs, edits_of(inputs, made), tolerance=0.0)
+    assert len(made) <= 101
