@@ -36,10 +36,13 @@ class Subject:
       vocab_size: V of a function of tokens int32 [B T]; None: of vectors.
       width: E of a function of vectors float32 [B T E]; None: of tokens.
       training: the same function in training mode, if it has one.
-      gradient: inputs [B T E] -> largest |∂yᵢ/∂xⱼ| [T T], if it can be had.
+      gradient: inputs [B T E] -> largest |cᵀ ∂yᵢ/∂xⱼ| [T T] for a random c, as of
+        `movements.jacobian_norms`, if it can be had.
       seed: of inputs and replacements.
-      edits: how many edits the probe of every replacement may make.
-      tolerance: share of an edit's size that is rounding; 0: no bit may move.
+      edits: about how many edits of tokens the probe of every replacement makes; one
+        per position at least.
+      tolerance: share of an edit's size, or of the largest derivative, that is rounding
+        (as are a few units in the last place); 0: no bit may move.
       rows: inputs [B T ...] of the caller's own; None: random ones.
     """
 
@@ -77,6 +80,30 @@ def given(
     Raises:
       ValueError: on inputs that are neither, or tokens without `vocab_size`.
     """
+    rows = checked(inputs, vocab_size=vocab_size)
+    return Subject(
+        fn=lambda x: np.asarray(fn(like(inputs, x))),
+        length=rows.shape[1],
+        vocab_size=vocab_size,
+        width=None if vocab_size is not None else rows.shape[2],
+        training=None,
+        gradient=None,
+        seed=seed(rng),
+        edits=edits,
+        tolerance=tolerance,
+        rows=rows,
+    )
+
+
+def checked(
+    inputs: Shaped[movements.AnyArray, "B T ..."], *, vocab_size: int | None
+) -> Shaped[np.ndarray, "B T ..."]:
+    """The inputs as NumPy's.
+
+    Raises:
+      ValueError: on inputs that are neither tokens nor vectors, or tokens without
+        `vocab_size`.
+    """
     rows = np.asarray(inputs)
     is_tokens = np.issubdtype(rows.dtype, np.integer)
     if rows.ndim != (2 if is_tokens else 3) or is_tokens != (vocab_size is not None):
@@ -85,18 +112,7 @@ def given(
             f"[B T E] without, got {rows.dtype} {list(rows.shape)} and "
             f"vocab_size={vocab_size}"
         )
-    return Subject(
-        fn=lambda x: np.asarray(fn(like(inputs, x))),
-        length=rows.shape[1],
-        vocab_size=vocab_size,
-        width=None if is_tokens else rows.shape[2],
-        training=None,
-        gradient=None,
-        seed=seed(rng),
-        edits=edits,
-        tolerance=tolerance,
-        rows=rows,
-    )
+    return rows
 
 
 def like(inputs: Any, x: np.ndarray) -> Any:

@@ -34,7 +34,7 @@ def assert_equivalent(
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     by = [x for x, is_floating in zip(leaves, floating, strict=True) if is_floating]
 
-    def both(function: Callable[..., Any]) -> tuple[list[Any], list[Array]]:
+    def both(function: Callable[..., Any]) -> tuple[Any, list[Array]]:
         def outputs(by: list[Array]) -> Any:
             given = iter(by)
             chosen = [
@@ -46,12 +46,15 @@ def assert_equivalent(
         values, pullback = jax.vjp(outputs, by)
         keys = iter(jax.random.split(key_or_fixed(rng), len(jax.tree.leaves(values))))
         cotangents = jax.tree.map(lambda y: _cotangent(next(keys), y), values)
-        return jax.tree.leaves_with_path(values), pullback(cotangents)[0]
+        return values, pullback(cotangents)[0]
 
     (found, found_by), (wanted, wanted_by) = both(f), both(g)
-    if len(found) != len(wanted):
-        raise AssertionError(f"{len(found)} outputs against {len(wanted)}")
-    for (path, x), (_, y) in zip(found, wanted, strict=True):
+    trees: list[Any] = [jax.tree.structure(values) for values in (found, wanted)]
+    if trees[0] != trees[1]:
+        raise AssertionError(f"outputs {trees[0]} against {trees[1]}")
+    for (path, x), y in zip(
+        jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True
+    ):
         assert_close(
             x, y, f"output {jax.tree_util.keystr(path)}".strip(), rtol=rtol, atol=atol
         )

@@ -51,8 +51,7 @@ class LeakError(AssertionError):
     Attributes:
       source: position of the input that was seen.
       target: earliest position of an output that it moved.
-      movement: largest change of that output (or its derivative); NaN where it has
-        no size.
+      movement: as of `Finding`.
     """
 
     def __init__(
@@ -65,9 +64,12 @@ class LeakError(AssertionError):
         probe: str = "",
     ):
         seen_by = f" ({probe})" if probe else ""
+        how = "it moved by"
+        if probe == "gradients":
+            how = "its derivative in a random direction is"
         super().__init__(
             f"output {target}{where} depends on input {source}: "
-            f"it moved by {movement:.3g}{seen_by}"
+            f"{how} {movement:.3g}{seen_by}"
         )
         self.source = source
         self.target = target
@@ -84,8 +86,9 @@ class Finding:
       source: position of the edited input.
       target: earliest position of an output that moved.
       movement: largest change of that output; NaN where it has no size. For the
-        probe 'gradients' the derivative.
-      size: of the edit.
+        probe 'gradients' its largest |cᵀ ∂yᵢ/∂xⱼ|, of `movements.jacobian_norms`.
+      size: of the edit; of a token's, the most that it moved an output of the row;
+        0 for a derivative.
       row: of the batch that was edited.
       target_row: of the output; another one where rows are mixed.
       inputs: before the edit, [B T ...].
@@ -137,6 +140,8 @@ def call(fn: Function, inputs: Shaped[np.ndarray, "B T ..."]) -> np.ndarray:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             outputs = np.asarray(fn(inputs.copy()))
+    except Refused:  # who says more of what went wrong
+        raise
     # Foreign code: anything may go wrong.
     except (Exception, SystemExit) as error:
         line = " ".join(str(error).split())
@@ -211,40 +216,51 @@ def compare_with(
     if outputs.shape != base.shape:
         raise Refused(f"returned {list(base.shape)}, then {list(outputs.shape)}")
     numbers, nonfinite = movements.changes(base, outputs)
-    own = np.where(nonfinite, np.inf, numbers)[edit.rows].max(axis=0)
+    reached = np.where(nonfinite, np.inf, numbers)[edit.rows].max(axis=0)
     allowed = edit.rows[:, None] & (np.arange(base.shape[1]) >= edit.since)
     moved = (nonfinite | (numbers > 0)) & ~allowed
     if not moved.any():
-        return None, own
+        return None, reached
     sizes, ordinary = _sizes(inputs, edit)
     # 0 · NaN is NaN, and a huge number may overflow: no sign of a dependence yet.
-    lost = not ordinary or bool(nonfinite[edit.rows, edit.position].any())
-    unsafe = nonfinite & lost
+    spreads = not ordinary or bool(nonfinite[edit.rows, edit.position].any())
+    unsafe = nonfinite & spreads
     more = numbers > 0
     if tolerance > 0:
         more = _moved_more(base, outputs, edit.rows, sizes, tolerance)
-    leak = moved & ((nonfinite & ~unsafe) | more)
-    kinds = {"leak": leak, "nan-unsafe": moved & unsafe, "rounding": moved}
-    kind = next(kind for kind in WORST_FIRST if kinds[kind].any())
-    far = np.where(nonfinite & (numbers == 0), np.nan, numbers)
-    target = int(np.argmax(kinds[kind].any(axis=0)))
-    candidates = np.where(kinds[kind][:, target], np.nan_to_num(far[:, target]), -1)
-    target_row = int(np.argmax(candidates))
-    own_row = edit.rows[target_row]
-    row = target_row if own_row else int(np.argmax(edit.rows))
+    kind, where = _worst_kind(moved, unsafe, (nonfinite & ~unsafe) | more)
+    target = int(np.argmax(where.any(axis=0)))
+    target_row = int(np.argmax(np.where(where[:, target], numbers[:, target], -1)))
+    row = target_row if edit.rows[target_row] else int(np.argmax(edit.rows))
     finding = Finding(
         kind=kind,
         probe=probe,
         source=edit.position,
         target=target,
-        movement=float(far[target_row, target]),
+        # What moved though no number did became NaN or infinite, or was.
+        movement=float(numbers[target_row, target]) or np.nan,
         size=float(numbers[row].max() if sizes is None else sizes[row]),
         row=row,
         target_row=target_row,
         inputs=inputs,
         edited=edit.inputs,
     )
-    return finding, own
+    return finding, reached
+
+
+def _worst_kind(
+    moved: Bool[np.ndarray, "B T"],
+    unsafe: Bool[np.ndarray, "B T"],
+    depends: Bool[np.ndarray, "B T"],
+) -> tuple[Kind, Bool[np.ndarray, "B T"]]:
+    """The worst kind of what moved though it must not, and where it did."""
+    kinds: dict[Kind, np.ndarray] = {
+        "leak": moved & depends,
+        "nan-unsafe": moved & unsafe,
+        "rounding": moved,
+    }
+    kind = next(kind for kind in WORST_FIRST if kinds[kind].any())
+    return kind, kinds[kind]
 
 
 def _sizes(

@@ -5,7 +5,7 @@
 Each probe asks in another way, since each kind of leak hides from some of them: one
 that hangs on a rare token shows only under that token, a stabilising maximum only
 under huge values, an unmasked last chunk only at lengths that do not divide. `PROBES`
-holds them all. What a probe saw is an `Outcome`, and its worst sight a
+holds them all. What a probe saw is an `Outcome`, with the worst as a
 `leaks.Finding`.
 """
 
@@ -15,14 +15,14 @@ import itertools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
 from attention import edits, leaks, search
 
-# Numbers of output that all edits of tokens may compare.
+# Numbers of output that all edits of tokens compare, about.
 _OUTPUTS = 2**32
 _ROWS = 2
 _BATCH = 4
@@ -30,6 +30,8 @@ _BATCH_SIZES = (1, 2, 3, 8)
 # Replacements of a vector of ordinary size; sizes of huge ones.
 _ORDINARY = 8
 _HUGE_SIZES = (1e2, 1e3, 1e4, 3e4, 1e6)
+
+Kind = leaks.Kind | Literal["clear", "not applicable", "refused", "skipped", "void"]
 
 
 class NotApplicable(Exception):
@@ -42,25 +44,27 @@ class Outcome:
 
     Attributes:
       probe: its name.
-      kind: of the worst finding, or 'clear', 'not applicable', 'refused'.
-      tried: what it did, in words.
+      kind: of the worst finding, or why there is none; 'void': it showed nothing.
+      tried: what it did, or why nothing, in words.
       finding: the worst, of the earliest source; None if nothing moved.
       moved: largest movement of output i by edits of input j, [T T], allowed ones
         too; None where the probe has no such matrix.
+      figures: more for a report, ready for JSON.
     """
 
     probe: str
-    kind: leaks.Kind | Literal["clear", "not applicable", "refused"]
+    kind: Kind
     tried: str
     finding: leaks.Finding | None = None
     moved: Float[np.ndarray, "T T"] | None = None
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # The probes, one function each
 
 
 def _edits(subject: edits.Subject) -> Outcome:
-    """Every position; of tokens every other id, as far as the budget goes."""
+    """Every position; of tokens every other id, or as many as the budget allows."""
     if subject.vocab_size is not None:
         return _token_edits(subject, subject.vocab_size)
     rows = edits.rows_of(subject, _ROWS, subject.length)
@@ -73,8 +77,9 @@ def _edits(subject: edits.Subject) -> Outcome:
 def _token_edits(subject: edits.Subject, vocab_size: int) -> Outcome:
     """Some models treat a text by its first token: each id comes first, too."""
     rows = edits.rows_of(subject, 1, subject.length)
-    budget = min(subject.edits, _OUTPUTS // (subject.length * vocab_size))
-    count = max(1, min(vocab_size - 1, budget // rows.size))
+    wanted = max(1, min(vocab_size - 1, subject.edits // rows.size))
+    capped = _OUTPUTS // (subject.length * vocab_size) // rows.size
+    count = max(1, min(wanted, capped))
     made = edits.together(subject, rows, edits.ordinary(subject, count))
     seen = _examine("edits", subject, made)
     findings = [seen.finding]
@@ -85,11 +90,13 @@ def _token_edits(subject: edits.Subject, vocab_size: int) -> Outcome:
         f"{len(rows)} x {subject.length} positions, {count} replacements each of "
         f"{vocab_size - 1}"
     )
+    if count < wanted:
+        tried += f", for more would compare over {_OUTPUTS:.0e} numbers of output"
     return _outcome("edits", tried + _doubts(seen), leaks.worst(findings), seen.moved)
 
 
 def _doubts(seen: search.Seen) -> str:
-    """What takes from the worth of a search, in words."""
+    """Why the result is weaker than it looks, in words."""
     doubts = "" if seen.moved.any() else "; nothing moved at all"
     return doubts + (f"; {seen.refused} calls refused" if seen.refused else "")
 

@@ -25,7 +25,7 @@ from attention import edits, equivalence, leaks, movements, probes, search
 LeakError = leaks.LeakError
 assert_equivalent = equivalence.assert_equivalent
 
-# Edits of tokens that `assert_causal` makes at most.
+# Edits of tokens that `assert_causal` makes, about.
 _EDITS = 10_000
 _VALUES = ("edits", "tiny", "huge", "non-finite")
 
@@ -124,7 +124,7 @@ def assert_padding_invariant(
     Args:
       fn: maps inputs [B T ...] and lengths [B] to outputs [B T ...].
       inputs: token ids or vectors.
-      lengths: of the rows, at most T.
+      lengths: of the rows, from 1 to T.
       vocab_size: number of ids; for tokens only.
       rng: key of the padding; None: a fixed one.
       nan_safe: whether NaN and infinities are padding that must not matter either.
@@ -132,8 +132,15 @@ def assert_padding_invariant(
 
     Raises:
       AssertionError: naming row, position and size of the first difference.
+      ValueError: on inputs as of `assert_causal`, or lengths that are not such.
     """
-    rows, lengths = np.asarray(inputs), np.asarray(lengths)
+    rows, lengths = edits.checked(inputs, vocab_size=vocab_size), np.asarray(lengths)
+    in_range = (lengths > 0) & (lengths <= rows.shape[1])
+    if lengths.shape != rows.shape[:1] or not in_range.all():
+        raise ValueError(
+            f"expected {len(rows)} lengths from 1 to {rows.shape[1]}, "
+            f"got {lengths.tolist()}"
+        )
     inside = np.arange(rows.shape[1]) < lengths[:, None]
     base = np.asarray(fn(inputs, lengths))
     generator = np.random.default_rng(edits.seed(rng))
@@ -179,13 +186,11 @@ def assert_permutation_equivariant(
     """
     generator = np.random.default_rng(edits.seed(rng))
     length = inputs.shape[1]
-    order = np.roll(generator.permutation(length), 1)
-    for p in (order, np.roll(np.arange(length), 1)):
+    outputs = np.asarray(fn(inputs))
+    for p in (generator.permutation(length), np.roll(np.arange(length), 1)):
         found = fn(edits.like(inputs, np.asarray(inputs)[:, p]))
-        wanted = np.asarray(fn(inputs))[:, p]
-        equivalence.assert_close(
-            found, wanted, f"under the permutation {p.tolist()}", rtol=0.0, atol=atol
-        )
+        what = f"under the permutation {p.tolist()}"
+        equivalence.assert_close(found, outputs[:, p], what, rtol=0.0, atol=atol)
 
 
 def assert_streaming_equals_full(

@@ -43,12 +43,25 @@ def test_every_token_comes_first():
     assert [edit.position for edit in edited] == [1, probed.T // 2, probed.T - 1]
 
 
-def test_the_budget_is_kept():
+def test_the_budget_is_kept_but_for_one_edit_per_position():
     _, outcome = calls_of("edits", probed.tokens(None, edits=3 * probed.T))
     assert outcome.tried.startswith(
         f"1 x {probed.T} positions, 3 replacements each of 10"
     )
     assert "nothing moved" in outcome.tried
+    _, outcome = calls_of("edits", probed.tokens(None, edits=1))
+    assert f"{probed.T} positions, 1 replacements each" in outcome.tried
+
+
+def test_a_cap_of_outputs_is_said():
+    """A million ids: the logits of 10,000 edits would take an hour."""
+    made = probed.tokens(None, vocab_size=2**20)
+    _, outcome = calls_of("edits", made)
+    assert outcome.tried.startswith(f"1 x {probed.T} positions, 28 replacements each")
+    assert "for more would compare over 4e+09 numbers of output" in outcome.tried
+    for fewer in ({"edits": 28 * probed.T}, {"vocab_size": 11}):
+        _, outcome = calls_of("edits", dataclasses.replace(made, **fewer))
+        assert "for more" not in outcome.tried
 
 
 def test_calls_are_bounded_and_all_of_one_shape():

@@ -32,13 +32,13 @@ _LEAKS = (
         "rows may see one another",
     ),
     (
-        "unsafe = nonfinite & lost",
+        "unsafe = nonfinite & spreads",
         "unsafe = nonfinite",
         "a number that turns others into NaN is no leak",
     ),
     (
-        "lost = not ordinary or",
-        "lost = False and",
+        "spreads = not ordinary or",
+        "spreads = False and",
         "a huge number that overflows is a leak",
     ),
     (

@@ -192,8 +192,31 @@ def test_padding_tokens():
         )
 
 
+@pytest.mark.parametrize(
+    ("inputs", "lengths", "message"),
+    [
+        (X, np.array([0, T]), r"expected 2 lengths from 1 to 6, got \[0, 6\]"),
+        (X, np.array([3, T + 1]), r"from 1 to 6, got \[3, 7\]"),
+        (X, np.array([3]), r"expected 2 lengths from 1 to 6, got \[3\]"),
+        (X, LENGTHS[:, None], "expected 2 lengths"),
+        (TOKENS, LENGTHS, "expected token ids .* and vocab_size"),
+        (X[0], LENGTHS, "expected token ids"),
+    ],
+)
+def test_padding_that_cannot_be(inputs, lengths, message):
+    def never(inputs, lengths):
+        raise AssertionError("was called")
+
+    with pytest.raises(ValueError, match=message):
+        properties.assert_padding_invariant(never, inputs, lengths)
+
+
 def test_permutations():
-    properties.assert_permutation_equivariant(mean_subtracted, X)
+    calls = []
+    properties.assert_permutation_equivariant(
+        lambda x: mean_subtracted(calls.append(x) or x), X
+    )
+    assert len(calls) == 3  # the inputs, and two permutations of them
     with pytest.raises(AssertionError, match="under the permutation"):
         properties.assert_permutation_equivariant(lambda x: np.cumsum(x, 1), X)
     with pytest.raises(AssertionError, match="under the permutation"):
@@ -242,6 +265,13 @@ def test_equivalent_in_values_and_gradients():
         properties.assert_equivalent(
             lambda x: x.astype(jnp.float16), jnp.asarray, np.ones(2, np.float32)
         )
+
+
+@pytest.mark.parametrize("other", [lambda x: [x], lambda x: {"y": x}])
+def test_another_structure_is_another_function(other):
+    """Though the leaves are the same."""
+    with pytest.raises(AssertionError, match="outputs PyTreeDef.* against PyTreeDef"):
+        properties.assert_equivalent(lambda x: (x,), other, X)
 
 
 # Dependency
