@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import rich.console
 
+from attention import probes
 from train import audit_report
 
 
 def row(probe, result):
-    return audit_report.Row(probe, result, "")
+    return probes.Outcome(probe, result, "")
 
 
 def test_nothing_looked_at_is_not_verified():
@@ -22,7 +23,7 @@ def test_nothing_looked_at_is_not_verified():
 
 
 def test_without_the_main_probe_nothing_is_verified(capsys):
-    rows = [audit_report.Row("edits", "refused", "id 4 is last"), row("batch", "clear")]
+    rows = [probes.Outcome("edits", "refused", "id 4 is last"), row("batch", "clear")]
     assert audit_report.verdict(rows) == "not verified"
     audit_report.show_verdict(rich.console.Console(), rows, [], [])
     reason = "the main probe, edits, was refused: id 4 is last"
@@ -38,7 +39,7 @@ def test_the_picture_shows_what_moved_by_more_than_rounding(tmp_path, result, le
     moved = np.tril(np.ones((3, 3)))
     moved[2, 0] = 1e-6
     moved[2, 1] = moved[0, 1] = np.inf
-    edits = audit_report.Row("edits", result, "", moved=moved)
+    edits = probes.Outcome("edits", result, "", moved=moved)
     assert audit_report.draw(tmp_path / "figures", [edits], "") == [
         "figures/dependency.png"
     ]

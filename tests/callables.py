@@ -15,6 +15,7 @@ VECTORS = np.random.default_rng(2).normal(size=(2, T, E)).astype(np.float32)
 def adapt(fn, *, vectors=False, length=T):
     return targets.adapt(
         fn,
+        name="tests:fn",
         length=length,
         vocab_size=None if vectors else V,
         width=E if vectors else None,

@@ -13,7 +13,7 @@ import pytest
 
 from attention import masks
 from models import transformer
-from train import audit, benchmark, cli, loss, main, metrics, workdir
+from train import audit, benchmark, causality, cli, loss, main, metrics, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = str(ROOT / "configs" / "tiny_lm.py")
@@ -113,8 +113,8 @@ def test_rerun_of_a_finished_run_changes_no_result(finished, text, monkeypatch, 
     backup = (finished / "report.json").read_text()
     lines = (finished / "metrics.jsonl").read_text()
     # That an audit repeats itself is the next test.
-    monkeypatch.setattr(audit, "audit", lambda *arguments: [])
-    monkeypatch.setattr(audit, "draw", lambda *arguments: None)
+    monkeypatch.setattr(causality, "prove", lambda *arguments: [])
+    monkeypatch.setattr(causality, "draw", lambda *arguments: None)
     try:
         # Without a proof there is no verdict.
         assert run(monkeypatch, main, *flags_for(finished, text)) == 1
@@ -258,8 +258,8 @@ def test_help_is_for_every_program(program, monkeypatch, capsys):
 
 def test_bfloat16_and_a_profile(tmp_path, text, monkeypatch):
     """Parameters and optimiser state stay float32; the trace changes no record."""
-    monkeypatch.setattr(audit, "audit", lambda *arguments: [])
-    monkeypatch.setattr(audit, "draw", lambda *arguments: None)
+    monkeypatch.setattr(causality, "prove", lambda *arguments: [])
+    monkeypatch.setattr(causality, "draw", lambda *arguments: None)
     path = tmp_path / "run"
     arguments = flags_for(path, text, "--profile", **{"model.dtype": "bfloat16"})
     assert run(monkeypatch, main, *arguments) == 1  # no proof, no verdict

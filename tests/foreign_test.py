@@ -1,5 +1,6 @@
 """train.foreign: a callable is found by its name, and what goes wrong by its line."""
 
+import os
 import sys
 
 import numpy as np
@@ -89,6 +90,14 @@ def test_an_exception_names_the_line(stranger):
     message = r"^raised KeyError: 'missing' \(theirs.py, line 15\)$"
     with pytest.raises(leaks.Refused, match=message), foreign.guarded():
         broken(TOKENS)
+
+
+def test_a_file_beside_a_folder_of_ours_is_the_strangers():
+    """Whose name only begins like the folder's."""
+    path = os.path.dirname(foreign.__file__) + "ers.py"
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile("1 / 0", path, "exec"))
+    assert foreign.blame(caught.value).endswith("trainers.py, line 1)")
 
 
 def test_an_exit_is_no_way_out():

@@ -46,11 +46,15 @@ def test_an_object_that_counts_is_not_compiled():
 
 
 def test_nothing_is_printed(capsys):
-    def fn(tokens):
-        print("forward", tokens.shape)
-        return callables.in_numpy(tokens)
+    for own in (callables.in_numpy, callables.in_jax):
 
-    callables.adapt(fn).fn(callables.TOKENS)
+        def fn(tokens, train=False, own=own):
+            print("forward", train, tokens.shape)
+            return own(tokens)
+
+        target = callables.adapt(fn)
+        target.fn(callables.TOKENS)
+        target.training(callables.TOKENS)
     assert capsys.readouterr().out == ""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+from attention import leaks
 from tests import callables
 
 
@@ -236,5 +237,5 @@ def test_a_training_mode_that_raises_is_left_to_the_probe():
             raise RuntimeError("no data")
         return callables.in_numpy(tokens)
 
-    with pytest.raises(RuntimeError, match="no data"):
+    with pytest.raises(leaks.Refused, match="raised RuntimeError: no data"):
         callables.adapt(fn).training(callables.TOKENS)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train import proofs
+from train import causality, proofs
 
 KEY = jax.random.key(0)
+NOISE = np.random.default_rng(0)
 T, V, E = 6, 11, 4
 TOKENS = np.random.default_rng(0).integers(V, size=(2, T)).astype(np.int32)
 TABLE = jnp.asarray(np.random.default_rng(1).normal(size=(V, E)), jnp.float32)
@@ -46,7 +47,7 @@ def test_edits_pass_an_honest_model():
 
 def test_edits_name_a_leak():
     proof = edits(jax.jit(lambda tokens: logits(tokens, future=1e-3)))
-    assert not proof.passed
+    assert proof.result == "leak"
     # The last output sees the first input as its next one, which is no leak.
     leak = proof.report()["leak"]
     assert (leak["source"], leak["target"]) == (1, 0)
@@ -55,23 +56,46 @@ def test_edits_name_a_leak():
 
 def test_a_movement_to_nan_is_a_leak_that_json_can_hold():
     def fn(tokens):
-        return np.where(tokens[:, -1:] == TOKENS[:, -1:], tokens, np.nan)
+        outputs = tokens.astype(np.float32)
+        outputs[tokens[:, -1] != TOKENS[:, -1], 0] = np.nan
+        return outputs
 
-    leak = edits(fn).report()["leak"]
+    proof = edits(fn)
+    assert (proof.result, proof.report()["result"]) == ("leak", "leak")
+    leak = proof.report()["leak"]
     assert leak == {"source": T - 1, "target": 0, "movement": "nan"}
 
 
 def test_edits_are_void_for_a_function_that_ignores_a_token():
     proof = edits(lambda tokens: np.where(np.arange(T) == 2, 0.0, tokens))
-    assert not proof.passed
-    assert proof.reason == "void: no edit of token 2 moved its own output"
+    assert proof.result == "void"
+    assert proof.reason == "no edit of token 2 moved its own output"
 
 
-def test_edits_fail_a_function_that_is_not_deterministic():
-    state = np.random.default_rng(0)
-    proof = edits(lambda tokens: tokens + state.normal())
-    assert not proof.passed and "not deterministic" in proof.reason
+def refuse(tokens):
+    if np.any(tokens != TOKENS):
+        raise KeyError("only these")
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda tokens: tokens + NOISE.normal(), "not deterministic"),
+        (lambda tokens: np.full(tokens.shape, np.nan), "returned no finite number"),
+        (refuse, "KeyError: 'only these'"),
+        (
+            lambda tokens: np.where(tokens[:, -1:] == TOKENS[:, -1:], tokens, np.nan),
+            "token 5 spreads NaN to output 0",
+        ),
+    ],
+)
+def test_edits_are_void_and_accuse_nobody(fn, words):
+    proof = edits(fn)
+    assert (proof.result, proof.passed) == ("void", False)
+    assert words in proof.reason and "depends" not in proof.reason
     assert proof.figures["leak"] is None
+    assert causality.verdict([proof]) == "not verified"
 
 
 @pytest.mark.parametrize("size", [1, 2, T])
@@ -106,19 +130,36 @@ def test_gradients_fail_outside_the_declared_mask():
     proof = gradients(window(T), future=1e-6)
     leak = proof.report()["leak"]
     assert (leak["source"], leak["target"]) == (1, 0)
-    assert not proof.passed and proof.figures["outside_declared"] == T - 1
+    assert proof.result == "leak" and proof.figures["outside_declared"] == T - 1
     band = gradients(window(2), size=3)
-    assert not band.passed and band.figures["outside_declared"] == T - 2
-    assert "output 2 depends on input 0" in band.reason
+    assert band.result == "leak" and band.figures["outside_declared"] == T - 2
+    assert "output 2 depends on input 0: its derivative in" in band.reason
 
 
 def test_gradients_fail_inside_the_declared_mask():
     proof = gradients(window(3), size=2)
-    assert not proof.passed and proof.figures["missing_from_declared"] == T - 2
-    assert proof.reason == "output 2 does not depend on input 0, as declared"
+    assert proof.result == "void" and proof.figures["missing_from_declared"] == T - 2
+    assert proof.reason.startswith("output 2 does not depend on input 0, though")
+
+
+def test_gradients_that_are_not_finite_accuse_nobody():
+    proof = proofs.gradients(
+        lambda x: x.at[:, -1].set(jnp.sqrt(x[:, 0] - x[:, 0])),
+        TABLE[TOKENS],
+        window(T),
+        rng=KEY,
+    )
+    assert proof.result == "void"
+    assert "is not finite" in proof.reason and proof.figures["leak"] is None
 
 
 @pytest.mark.parametrize("declared", [np.ones((T, T), bool), np.tri(T, k=-1) > 0])
 def test_gradients_fail_a_declaration_that_is_not_causal(declared):
     proof = proofs.gradients(jnp.sin, TABLE[TOKENS], declared, rng=KEY)
-    assert not proof.passed and "declared mask is not causal" in proof.reason
+    assert proof.result == "void" and "declared mask is not causal" in proof.reason
+
+
+def test_a_declaration_does_not_excuse_a_leak():
+    proof = gradients(np.ones((T, T), bool), future=1.0)
+    assert proof.result == "leak"
+    assert proof.reason.startswith("output 0 depends on input 1")

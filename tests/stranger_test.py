@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -123,14 +122,11 @@ def test_a_leak(run):
     assert (status, out) == (0, "no leak any more: no output moves\n")
 
 
-def by_hand(leak, **names):
-    """What the three lines print."""
-    import theirs
-
-    assert len(leak["by_hand"]) == 3
+def by_hand(leak):
+    """What the lines print, pasted where nothing is known."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec("\n".join(leak["by_hand"]), vars(theirs) | {"jax": jax} | names)
+        exec("\n".join(leak["by_hand"]), {})
     return float(out.getvalue())
 
 
@@ -174,7 +170,7 @@ def test_a_leak_that_only_the_derivative_shows(run):
     leak = report()["leak"]
     assert leak["probes"] == ["gradients"]
     assert (leak["source"], leak["target"], leak["shape"]) == (1, 0, [1, 2, 3])
-    assert "its derivative is" in out
+    assert "its derivative in a random direction is" in " ".join(out.split())
     dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
     assert np.argwhere(np.triu(dependency, 1)).tolist() == [[0, 1]]
     assert by_hand(leak) > 1e-3
@@ -185,7 +181,7 @@ def test_a_leak_that_only_the_derivative_shows(run):
 
 
 def test_a_leak_in_pytorch(run, folder):
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     (folder / "theirs.py").write_text(
         "import torch\n"
         "class Model(torch.nn.Module):\n"
@@ -203,7 +199,7 @@ def test_a_leak_in_pytorch(run, folder):
     leak = report()["leak"]
     assert (leak["source"], leak["target"]) == (1, 0)
     assert results()["training"] == "leak"
-    assert by_hand(leak, torch=torch, np=np) > 0
+    assert by_hand(leak) > 0
     assert run("--target=theirs:model", "--replay=runs/audit/leak.npz")[0] == 1
 
 
@@ -255,7 +251,7 @@ def test_a_target_that_changes_its_mind_is_misuse(run):
     [
         ("counted", 0, "clear", "learning: random tokens are not predicted"),
         ("told", 1, "leak", "verdict: LEAK: random tokens are predicted"),
-        ("idle", 1, "void", "learning: void: the control did not learn"),
+        ("idle", 1, "void", "learning: the control did not learn"),
         ("broken", 1, "refused", "RuntimeError: out of memory (theirs.py, line 90)"),
     ],
 )
@@ -327,6 +323,13 @@ def test_an_interrupted_audit_leaves_no_report(run, monkeypatch):
         (["--target=theirs:honest", *TOKENS, "--workdir=theirs.py"], "cannot be made"),
         (["--target=theirs:honest", "--replay=nope.npz"], "No such file or directory"),
         (["--target=theirs:honest", "--replay=theirs.py"], "holds no leak of an audit"),
+        *(
+            (
+                ["--target=theirs:honest", "--replay=leak.npz", flag],
+                f"{flag.partition('=')[0]} does not go with --replay",
+            )
+            for flag in ("--length=6", "--workdir=runs/x", "--skip=edits", "--seed=1")
+        ),
         (
             ["--target=theirs:honest", "--vocab_size=6", "--length=6"],
             "is --vocab_size=7 meant",
@@ -405,6 +408,7 @@ def test_replay_asks_about_the_kind_of_the_pair():
     found = leaks.compare("edits", fft, inputs, edited, tolerance=1e-5)
     assert found.kind == "rounding"
     arrays = {"inputs": inputs, "edited": edited, "vocab_size": 0, "seed": 0}
+    arrays["callable"] = "theirs:fft"
     replayed = replay.replay(fft, arrays | {"probe": "edits", "mode": "evaluation"})
     assert replayed.kind == "rounding"
 

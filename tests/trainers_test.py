@@ -151,7 +151,7 @@ def test_a_trainer_that_does_not_learn_is_void(vocab_size):
     shape = (learning.FRESH_ROWS, T)
     losses = np.full(shape, math.log(vocab_size), np.float32)
     proof = prove(lambda rows: lambda rows: losses, vocab_size=vocab_size)
-    assert proof.void and proof.reason == "void: the control did not learn"
+    assert (proof.result, proof.reason) == ("void", "the control did not learn")
 
 
 @pytest.mark.parametrize(

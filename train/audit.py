@@ -21,154 +21,107 @@ Both write figures/dependency.png and the verdict into report.json. Exit status:
 causal; 1 not, or not verified; 2 unusable arguments, workdir or callable.
 """
 
-import dataclasses
+import contextlib
 import functools
 import pathlib
 import sys
-from typing import Any
+from collections.abc import Collection, Iterator
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
-from jaxtyping import Array, Int
 
 # `python -m` looks in the current folder first: a stranger's models.py is not ours.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from attention import leaks, probes
 from models import transformer
 from train import (
+    causality,
     checkpoint,
     cli,
     data,
-    dependency_figure,
-    evaluation,
-    learning,
+    foreign,
     loop,
     loss,
-    proofs,
+    replay,
     stranger,
+    targets,
     workdir,
 )
 from train import config as config_lib
 
 sys.path.pop(0)
 
-# Rows of text on which edits and gradients are examined.
-ROWS = 2
+# Where what is found of a target goes, if nothing else is said.
+_WORKDIR = "runs/audit"
+_INPUTS = ("tokens", "embeddings")
 
 
-def audit(
-    model: transformer.CausalLM,
-    params: dict[str, Any],
-    tokens: Int[np.ndarray, "M"],
-    config: config_lib.Config,
-    rng: Array,
-) -> list[proofs.Proof]:
-    """Runs the three proofs.
-
-    Args:
-      model: to be judged.
-      params: its trained parameters.
-      tokens: real text, from whose start rows are taken.
-      config: of the run that trained it; the learning proof trains by it too.
-      rng: key of replacements, cotangents and random tokens.
-
-    Returns:
-      The proofs: edits, gradients, learning.
-    """
-    context = config.model.context
-    edit_rng, cotangent_rng, learning_rng = jax.random.split(rng, 3)
-    rows = jnp.asarray(np.resize(tokens, (ROWS, context)), jnp.int32)
-    variables = {"params": params}
-    logits = jax.jit(functools.partial(model.apply, deterministic=True))
-    # In float32, where a dependence does not round to nothing.
-    exact = model.clone(config=dataclasses.replace(config.model, dtype="float32"))
-    embeddings: Any = exact.apply(variables, rows, method=transformer.CausalLM.embed)
-    from_embeddings = functools.partial(
-        exact.apply,
-        variables,
-        deterministic=True,
-        method=transformer.CausalLM.from_embeddings,
+def define_flags(values: flags.FlagValues) -> None:
+    """Declares the program's flags."""
+    text = functools.partial(flags.DEFINE_string, flag_values=values)
+    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
+    text(
+        "workdir",
+        None,
+        "folder of a run of train.main; with --target, the folder for what is found "
+        f"({_WORKDIR} if not given)",
     )
-    mask = model.mask().materialize(context, context)[0, 0]
-    declared = proofs.reachable(mask, num_layers=config.model.num_layers)
-    return [
-        proofs.edits(
-            functools.partial(logits, variables),
-            rows,
-            vocab_size=model.vocab_size,
-            replacements=config.audit.replacements,
-            rng=edit_rng,
-        ),
-        proofs.gradients(from_embeddings, embeddings, declared, rng=cotangent_rng),
-        _learning(model, config, rng=learning_rng),
-    ]
-
-
-def _learning(
-    model: transformer.CausalLM, config: config_lib.Config, *, rng: Array
-) -> proofs.Proof:
-    """The learning proof, with the loop, data code and loss of training itself."""
-    train_config = dataclasses.replace(config.train, steps=config.audit.steps)
-    config = dataclasses.replace(config, train=train_config)
-    fit_rng, data_rng = jax.random.split(rng)
-    batch_size = train_config.batch_size * train_config.accumulation
-
-    def fit(corpus: Array, examples: loss.Examples) -> Any:
-        state, train_steps = loop.begin(model, fit_rng, config, examples=examples)
-        state, _ = train_steps(state, corpus, train_config.steps)
-        return state.params
-
-    return learning.prove(
-        fit,
-        functools.partial(evaluation.token_losses, model, batch_size=batch_size),
-        vocab_size=model.vocab_size,
-        context=config.model.context,
-        # Each token is seen about once: what is learned by heart costs fresh loss.
-        corpus_size=train_config.steps * batch_size * config.model.context,
-        fresh_rows=config.audit.eval_sequences,
-        rng=data_rng,
+    text(
+        "target", None, "package.module:callable to be audited; the flags below need it"
     )
-
-
-def passed(found: list[proofs.Proof]) -> bool:
-    """Whether every proof passed, and there was one."""
-    return bool(found) and all(proof.passed for proof in found)
-
-
-def verdict(found: list[proofs.Proof]) -> str:
-    """The verdict in words; a proof that showed nothing accuses nobody."""
-    if passed(found):
-        return "the model is causal"
-    if all(proof.passed or proof.void for proof in found):
-        return "not verified"
-    return "NOT CAUSAL"
-
-
-def report(found: list[proofs.Proof]) -> dict[str, Any]:
-    """The verdict as it stands in report.json."""
-    return {
-        "passed": passed(found),
-        "probes": [proof.report() for proof in found],
-    }
-
-
-def draw(folder: pathlib.Path, found: list[proofs.Proof]) -> None:
-    """Draws the dependency matrix of the gradient proof."""
-    arrays = next(proof.arrays for proof in found if proof.name == "gradients")
-    dependency_figure.draw(
-        folder,
-        arrays["dependency"],
-        arrays["declared"],
-        verdict=verdict(found),
+    flags.DEFINE_enum(
+        "input", "tokens", _INPUTS, "what the callable takes", flag_values=values
     )
+    integer("vocab_size", None, "number of ids, for tokens", lower_bound=2)
+    integer("width", None, "width of the vectors, for embeddings", lower_bound=1)
+    integer("length", 64, "positions", lower_bound=2)
+    flags.DEFINE_list(
+        "skip",
+        [],
+        f"probes to leave out, of {', '.join(probes.PROBES)}",
+        flag_values=values,
+    )
+    text(
+        "trainer",
+        None,
+        "package.module:callable for the learning proof: rows int32 [R T+1] -> a "
+        "function of rows [F T+1] that gives the losses of rows[:, 1:] in nats [F T]",
+    )
+    text("replay", None, "leak.npz of an audit: does the target still leak on it?")
+    integer(
+        "edits",
+        20_000,
+        "about how many edits of tokens the first probe makes; at least one a position",
+        lower_bound=1,
+    )
+    integer("seed", 0, "of all that is drawn", lower_bound=0, upper_bound=2**32 - 1)
 
 
-def show(found: list[proofs.Proof]) -> None:
-    """Prints a line for each proof, and the verdict."""
-    for proof in found:
-        print(f"{'passed' if proof.passed else 'FAILED'}  {proof.name}: {proof.reason}")
-    print("verdict:", verdict(found))
+def main(values: flags.FlagValues) -> int:
+    """Parses flags, and audits what they name."""
+    if values.target:
+        return _replay(values) if values.replay else _audit_target(values)
+    return _audit_run(values)
+
+
+def _audit_run(values: flags.FlagValues) -> int:
+    """The three proofs on the last checkpoint of a run."""
+    why = "needs --target=package.module:callable"
+    _refuse_flags(values, but=("workdir",), why=why)
+    if not values.workdir:
+        raise cli.UsageError(
+            "--workdir=DIR is needed, such as --workdir=runs/tiny_lm, or --target"
+        )
+    path = pathlib.Path(values.workdir)
+    with cli.usage_errors():
+        model, state, corpus, config = load(path)
+    print(f"auditing {path} at step {state.step} of {config.train.steps}", flush=True)
+    *_, rng = loop.keys(config.seed)
+    found = causality.prove(model, state.params, corpus.validation, config, rng)
+    causality.draw(path / workdir.FIGURES, found)
+    workdir.update_report(path, {"causality": causality.report(found)})
+    causality.show(found)
+    return 0 if causality.passed(found) else 1
 
 
 def load(
@@ -192,37 +145,76 @@ def load(
     return model, checkpoint.restore(checkpoints, step, like), corpus, config
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Declares the program's flags."""
-    flags.DEFINE_string(
-        "workdir",
-        None,
-        "folder of a run of train.main; with --target, the folder for what is found "
-        f"({stranger.WORKDIR} if not given)",
-        flag_values=values,
-    )
-    stranger.define_flags(values)
-
-
-def main(values: flags.FlagValues) -> int:
-    """Parses flags, audits, and reports."""
-    if values.target:
-        return stranger.main(values)
-    stranger.refuse_flags(values)
-    if not values.workdir:
-        raise cli.UsageError(
-            "--workdir=DIR is needed, such as --workdir=runs/tiny_lm, or --target"
-        )
-    path = pathlib.Path(values.workdir)
+def _audit_target(values: flags.FlagValues) -> int:
+    """Every probe on a stranger's callable."""
+    _check_flags(values)
+    path = pathlib.Path(values.workdir or _WORKDIR)
     with cli.usage_errors():
-        model, state, corpus, config = load(path)
-    print(f"auditing {path} at step {state.step} of {config.train.steps}", flush=True)
-    *_, audit_rng = loop.keys(config.seed)
-    found = audit(model, state.params, corpus.validation, config, audit_rng)
-    draw(path / workdir.FIGURES, found)
-    workdir.update_report(path, {"causality": report(found)})
-    show(found)
-    return 0 if passed(found) else 1
+        target = targets.adapt(
+            foreign.load(values.target),
+            name=values.target,
+            length=values.length,
+            vocab_size=values.vocab_size,
+            width=values.width,
+            seed=values.seed,
+            edits=values.edits,
+        )
+        trainer = foreign.load(values.trainer) if values.trainer else None
+        stranger.prepare(path)
+    with _unusable():
+        clear = stranger.audit(target, path=path, skip=values.skip, trainer=trainer)
+    return 0 if clear else 1
+
+
+def _replay(values: flags.FlagValues) -> int:
+    """A leak that was found before, on a stranger's callable."""
+    _refuse_flags(values, but=("target", "replay"), why="does not go with --replay")
+    with cli.usage_errors(), _unusable():
+        arrays = replay.read(pathlib.Path(values.replay))
+        finding = replay.replay(foreign.load(values.target), arrays)
+    leaks_still = finding is not None and finding.kind == "leak"
+    words = replay.words(finding) if finding else "no output moves"
+    print("still leaks:" if leaks_still else "no leak any more:", words)
+    return 1 if leaks_still else 0
+
+
+@contextlib.contextmanager
+def _unusable() -> Iterator[None]:
+    """Hidden randomness, or a refusal, found while probing exits 2, as if at once."""
+    try:
+        yield
+    except (leaks.NotDeterministic, leaks.Refused) as error:
+        raise cli.UsageError(str(error)) from error
+
+
+def _refuse_flags(values: flags.FlagValues, *, but: Collection[str], why: str) -> None:
+    """Raises UsageError where a flag is given, but for some."""
+    own = flags.FlagValues()
+    define_flags(own)
+    for name in own:
+        if values[name].present and name not in but:
+            raise cli.UsageError(f"--{name} {why}")
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+    """Raises UsageError where flags do not go together."""
+    sizes = {"tokens": "vocab_size", "embeddings": "width"}
+    for kind, name in sizes.items():
+        if kind != values.input and values[name].value is not None:
+            raise cli.UsageError(
+                f"--{name} goes with --input={kind}, not {values.input}"
+            )
+    if values[sizes[values.input]].value is None:
+        raise cli.UsageError(f"--input={values.input} needs --{sizes[values.input]}=N")
+    if values.trainer and values.input != "tokens":
+        raise cli.UsageError("--trainer needs --input=tokens")
+    unknown = [name for name in values.skip if name not in probes.PROBES]
+    if unknown:
+        raise cli.UsageError(
+            f"--skip knows no probe {unknown[0]!r}, only {', '.join(probes.PROBES)}"
+        )
+    if probes.PROBES.keys() <= set(values.skip):
+        raise cli.UsageError("--skip leaves no probe")
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ import pathlib
 import platform
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import rich.console
-from jaxtyping import Float
 
-from attention import leaks
+from attention import leaks, probes
 from train import dependency_figure, proofs, replay, targets
 
 LEARNING = "learning"
@@ -41,8 +40,6 @@ _EXPLANATIONS = {
     "rounding": "sums in another order, as an FFT's, move earlier outputs a little",
     "nan-unsafe": "0 x NaN: earlier outputs turn into NaN, and no number moves",
 }
-
-
 # What to say of a leak that this probe alone has seen, of that size.
 _HINTS = {
     "huge": "only under inputs of size {:.3g}",
@@ -51,53 +48,50 @@ _HINTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A row of the table.
+class Leak:
+    """What shows that a target leaks.
 
     Attributes:
-      probe: its name.
-      result: a kind of `probes.Outcome`, 'skipped', or 'void' of a learning proof that
-        showed nothing.
-      tried: what was done, or why nothing was.
-      finding: the worst.
-      moved: of `probes.Outcome`.
-      figures: of `proofs.Proof`.
+      seen: outcomes of the probes that saw it; the first is kept.
+      smallest: pair of inputs of the first; None of the learning proof, which edits
+        nothing.
+      file: that holds this pair.
     """
 
-    probe: str
-    result: str
-    tried: str
-    finding: leaks.Finding | None = None
-    moved: Float[np.ndarray, "T T"] | None = None
-    figures: Mapping[str, Any] | None = None
+    seen: Sequence[probes.Outcome]
+    smallest: leaks.Finding | None
+    file: pathlib.Path
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def verdict(outcomes: Sequence[probes.Outcome]) -> str:
     """LEAK, NO_LEAK, or NOT_VERIFIED where too little was looked at or learned."""
-    passed = {row.probe: _PASSED.get(row.result) for row in rows}
-    if any(row.result == "leak" for row in rows):
+    passed = {outcome.probe: _PASSED.get(outcome.kind) for outcome in outcomes}
+    if any(outcome.kind == "leak" for outcome in outcomes):
         return LEAK
     learned = passed.pop(LEARNING, True)
-    enough = learned and any(passed.values()) and not _refused_main(rows)
+    enough = learned and any(passed.values()) and not _refused_main(outcomes)
     return NO_LEAK if enough else NOT_VERIFIED
 
 
-def _refused_main(rows: Sequence[Row]) -> list[str]:
+def _refused_main(outcomes: Sequence[probes.Outcome]) -> list[str]:
     """Why the main probe was refused, if it was."""
-    return [row.tried for row in rows if (row.probe, row.result) == (MAIN, "refused")]
+    return [
+        outcome.tried
+        for outcome in outcomes
+        if (outcome.probe, outcome.kind) == (MAIN, "refused")
+    ]
 
 
 def report(
     target: targets.Target,
-    name: str,
-    rows: Sequence[Row],
-    leak: Mapping[str, Any] | None,
+    outcomes: Sequence[probes.Outcome],
+    leak: Leak | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """What stands in report.json; `leak` is of `keep_leak`."""
-    found = verdict(rows)
+    """What stands in report.json."""
+    found = verdict(outcomes)
     return {
-        "target": name,
+        "target": target.name,
         "framework": target.framework,
         "input": "tokens" if target.vocab_size else "embeddings",
         "length": target.length,
@@ -108,83 +102,75 @@ def report(
             "passed": found == NO_LEAK,
             "probes": [
                 {
-                    "name": row.probe,
-                    "passed": _PASSED.get(row.result),
-                    "result": row.result,
-                    "reason": row.tried,
-                    "finding": row.finding and _finding_report(row.finding),
-                    **(row.figures or {}),
+                    "name": outcome.probe,
+                    "passed": _PASSED.get(outcome.kind),
+                    "result": outcome.kind,
+                    "reason": outcome.tried,
+                    "finding": outcome.finding and _finding_report(outcome.finding),
+                    **outcome.figures,
                 }
-                for row in rows
+                for outcome in outcomes
             ],
         },
-        "leak": leak,
+        "leak": leak and _leak_report(target, leak),
         "notes": list(target.notes),
         "versions": _versions(),
         "seconds": seconds,
     }
 
 
-def keep_leak(
-    target: targets.Target, name: str, path: pathlib.Path, rows: Sequence[Row]
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Writes the smallest pair of inputs that shows a leak; or removes an old one.
-
-    Args:
-      target: that was probed.
-      name: of the callable.
-      path: folder of leak.npz.
-      rows: of the table; the first leak in it is kept.
-
-    Returns:
-      The leak for the report, and in lines for the screen.
-    """
-    file = path / replay.FILE_NAME
-    file.unlink(missing_ok=True)
-    seen = [row for row in rows if row.result == "leak"]
-    if not seen:
-        return None, []
-    finding = seen[0].finding
-    if finding is None:  # of the learning proof, which edits nothing
-        return {"probe": seen[0].probe, "reason": seen[0].tried}, [seen[0].tried]
-    small = replay.smallest(target, finding)
-    replay.save(file, name, target, small)
-    kept = {
-        **_finding_report(finding),
-        "mode": replay.mode(finding),
-        "probes": [row.probe for row in seen],
+def _leak_report(target: targets.Target, leak: Leak) -> dict[str, Any]:
+    """The leak as it stands in report.json."""
+    first, small = leak.seen[0], leak.smallest
+    if first.finding is None or small is None:
+        return {"probe": first.probe, "reason": first.tried}
+    return {
+        **_finding_report(first.finding),
+        "mode": replay.mode(first.finding),
+        "probes": [outcome.probe for outcome in leak.seen],
         "shape": list(small.inputs.shape),
         "smallest": _finding_report(small),
-        "file": replay.FILE_NAME,
-        "replay": " ".join(replay.command(name, file)),
-        "by_hand": replay.by_hand(name, target, small, file),
+        "file": leak.file.name,
+        "replay": " ".join(replay.command(target, leak.file)),
+        "by_hand": replay.by_hand(target, small, leak.file),
     }
-    others = ", ".join(kept["probes"][1:])
+
+
+def leak_lines(target: targets.Target, leak: Leak) -> list[str]:
+    """The leak in lines for the screen."""
+    first, small = leak.seen[0], leak.smallest
+    finding = first.finding
+    if finding is None or small is None:
+        return [first.tried]
+    others = ", ".join(outcome.probe for outcome in leak.seen[1:])
     hint = _HINTS.get(finding.probe) if not others else None
-    lines = [
+    length, mode = finding.inputs.shape[1], replay.mode(finding)
+    return [
         replay.words(finding),
-        f"seen by {finding.probe}, length {kept['length']}, {kept['mode']} mode"
+        f"seen by {finding.probe}, length {length}, {mode} mode"
         + (f"; also by {others}" if others else ""),
-        f"smallest pair of inputs: {kept['shape']} in {file}; to replay it:",
-        *_shell(replay.command(name, file)),
-        *(f"    {line}" for line in kept["by_hand"]),
+        f"smallest pair of inputs: {list(small.inputs.shape)} in {leak.file}; "
+        "to replay it:",
+        *_shell(replay.command(target, leak.file)),
+        *(f"    {line}" for line in replay.by_hand(target, small, leak.file)),
         *([hint.format(finding.size)] if hint else ()),
     ]
-    return kept, lines
 
 
-def draw(folder: pathlib.Path, rows: Sequence[Row], title: str) -> list[str]:
+def draw(
+    folder: pathlib.Path, outcomes: Sequence[probes.Outcome], title: str
+) -> list[str]:
     """Draws what edits moved; or removes an old picture.
 
     Args:
       folder: of pictures.
-      rows: of the table.
+      outcomes: of the probes.
       title: of the picture.
 
     Returns:
       Its path from the folder above, if there is one.
     """
-    edits = next((row for row in rows if row.moved is not None), None)
+    edits = next((outcome for outcome in outcomes if outcome.moved is not None), None)
     if edits is None or edits.moved is None:
         for stale in folder.glob("dependency.*"):
             stale.unlink()
@@ -193,9 +179,9 @@ def draw(folder: pathlib.Path, rows: Sequence[Row], title: str) -> list[str]:
     finite = np.isfinite(edits.moved)
     most = np.max(edits.moved, axis=0, where=finite, initial=0)
     dependency = edits.moved > leaks.ROUNDING * most
-    if edits.result != "leak":
+    if edits.kind != "leak":
         dependency = np.tril(dependency)
-    for finding in (row.finding for row in rows if row.result == "leak"):
+    for finding in (outcome.finding for outcome in outcomes if outcome.kind == "leak"):
         if (
             finding is not None
             and finding.row == finding.target_row
@@ -206,24 +192,24 @@ def draw(folder: pathlib.Path, rows: Sequence[Row], title: str) -> list[str]:
     return [str(picture.relative_to(folder.parent))]
 
 
-def head(console: rich.console.Console, target: targets.Target, name: str) -> None:
+def head(console: rich.console.Console, target: targets.Target) -> None:
     """Prints what is audited, and the table's head."""
     kind = f"{target.vocab_size} ids" if target.vocab_size else f"width {target.width}"
-    _say(console, f"{name} ({target.framework}), length {target.length}, {kind}")
+    _say(console, f"{target.name} ({target.framework}), length {target.length}, {kind}")
     _say(console, _TABLE.format("probe", "result", "what was tried"), "bold")
 
 
-def show_row(console: rich.console.Console, row: Row) -> None:
+def show_row(console: rich.console.Console, outcome: probes.Outcome) -> None:
     """Prints a row of the table, cut where the screen ends."""
-    line = _TABLE.format(row.probe, row.result, row.tried)
+    line = _TABLE.format(outcome.probe, outcome.kind, outcome.tried)
     if len(line) > _COLUMNS:
         line = f"{line[: _COLUMNS - 1]}…"
-    console.print(line, style=_STYLES.get(row.result))
+    console.print(line, style=_STYLES.get(outcome.kind))
 
 
 def show_verdict(
     console: rich.console.Console,
-    rows: Sequence[Row],
+    outcomes: Sequence[probes.Outcome],
     lines: Sequence[str],
     notes: Sequence[str],
 ) -> None:
@@ -231,31 +217,33 @@ def show_verdict(
 
     Args:
       console: where to.
-      rows: of the table.
-      lines: of `keep_leak`.
+      outcomes: of the probes.
+      lines: of `leak_lines`.
       notes: of the target.
     """
-    found = verdict(rows)
+    found = verdict(outcomes)
     why = f": {lines[0]}" if lines else ""
     _say(console, f"verdict: {found}{why}", _STYLES.get(found))
-    for line in [*lines[1:], *_explanations(rows), *notes]:
+    for line in [*lines[1:], *_explanations(outcomes), *notes]:
         _say(console, line)
 
 
-def _explanations(rows: Sequence[Row]) -> Iterator[str]:
+def _explanations(outcomes: Sequence[probes.Outcome]) -> Iterator[str]:
     """What is neither clear nor a leak, and what the learning proof showed."""
-    results = {row.result for row in rows}
+    results = {outcome.kind for outcome in outcomes}
     for result, words in _EXPLANATIONS.items():
         if result in results:
             yield f"{result}: {words}"
-    if any(row.moved is not None and not row.moved.any() for row in rows):
+    if any(
+        outcome.moved is not None and not outcome.moved.any() for outcome in outcomes
+    ):
         yield "no edit moved any output: does it depend on the input at all?"
-    if verdict(rows) == LEAK:
+    if verdict(outcomes) == LEAK:
         return
-    learned = [row.tried for row in rows if row.probe == LEARNING]
-    if reasons := _refused_main(rows):
+    learned = [outcome.tried for outcome in outcomes if outcome.probe == LEARNING]
+    if reasons := _refused_main(outcomes):
         yield f"the main probe, {MAIN}, was refused: {reasons[0]}"
-    elif verdict(rows) == NOT_VERIFIED and not learned:
+    elif verdict(outcomes) == NOT_VERIFIED and not learned:
         yield "every probe was refused or left out"
     yield from (f"{LEARNING}: {words}" for words in learned)
 

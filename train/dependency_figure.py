@@ -17,7 +17,6 @@ def draw(
     declared: Bool[np.ndarray, "T T"] | None,
     *,
     verdict: str,
-    name: str = "dependency",
 ) -> pathlib.Path:
     """Draws which output depends on which input, and the outline of the mask.
 
@@ -27,7 +26,6 @@ def draw(
       declared: True where the mask lets it; None: nothing is declared, and output i
         may depend on any input j <= i.
       verdict: one line, the title.
-      name: of the files.
 
     Raises:
       ValueError: if the two are not square matrices of one shape.
@@ -82,7 +80,7 @@ def draw(
         handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8
     )
     return figures.write(
-        folder, name, picture, {"dependency": dependency, "declared": allowed}
+        folder, "dependency", picture, {"dependency": dependency, "declared": allowed}
     )
 
 

@@ -20,8 +20,8 @@ from jaxtyping import Int
 
 from models import transformer
 from train import (
-    audit,
     baselines,
+    causality,
     checkpoint,
     data,
     driver,
@@ -118,9 +118,8 @@ def run(
     _draw_loss(path, records, found_baselines)
     _draw_attention(path, model, state.params, corpus)
     print("verifying causality: edits, gradients, learning ...", flush=True)
-    found = audit.audit(model, state.params, corpus.validation, config, audit_rng)
-    audit.draw(path / workdir.FIGURES, found)
-    causality = audit.report(found)
+    found = causality.prove(model, state.params, corpus.validation, config, audit_rng)
+    causality.draw(path / workdir.FIGURES, found)
     workdir.update_report(
         path,
         {
@@ -129,7 +128,7 @@ def run(
             "val_loss": val_loss,
             "bits_per_byte": _bits_per_byte(val_loss, corpus),
             "baselines": found_baselines,
-            "causality": causality,
+            "causality": causality.report(found),
             "tokens_per_second": _tokens_per_second(records),
             "seconds": time.perf_counter() - began,
             "data": {
@@ -142,9 +141,9 @@ def run(
     )
     _show_losses({**found_baselines, "this model": val_loss}, corpus)
     _show_sample(model, state.params, corpus, config, sample_rng)
-    audit.show(found)
+    causality.show(found)
     print(f"workdir: {path}")
-    return causality["passed"]
+    return causality.passed(found)
 
 
 def _train(

@@ -1,4 +1,4 @@
-"""Foreign code: imported by its name, called in peace, and blamed in one line.
+"""Foreign code: imported by name, called without output, its errors in one line.
 
 `load` finds a callable by 'package.module:callable'. What runs within `guarded` may
 raise, warn, print or exit as it likes: a `leaks.Refused` says what and where.
@@ -22,10 +22,13 @@ from flax import linen
 from attention import leaks
 
 # Folders of code that is not the stranger's: installed, or ours.
-_OTHERS = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    os.path.dirname(__file__),
-    os.path.dirname(leaks.__file__),
+_OTHERS = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+        os.path.dirname(__file__),
+        os.path.dirname(leaks.__file__),
+    )
 )
 # Our packages that an audit imports; the stranger cannot have any of these names.
 _TAKEN = ("attention", "models", "train")

@@ -1,8 +1,8 @@
 """A stranger's callable in JAX, NumPy or PyTorch, as NumPy in and NumPy out.
 
 Which of the three it is, is found by trying: a PyTorch module says so; what answers
-NumPy arrays with NumPy arrays is NumPy, for the methods and the assignments in place of
-NumPy mean something else to JAX; what JAX can trace is JAX; the rest is called with
+NumPy arrays with NumPy arrays is NumPy, since `x[0] = 1` fails on JAX's arrays and
+`x.sort()` leaves them as they are; what JAX can trace is JAX; the rest is called with
 arrays and, if PyTorch is loaded and that fails, with tensors. PyTorch itself is never
 imported here: a callable that needs it has done so.
 """
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from attention import movements
+from attention import leaks, movements
 from train import foreign, modes
 
 Framework = Literal["JAX", "NumPy", "PyTorch"]
@@ -90,9 +90,9 @@ def is_traceable(fn: Callable[[Any], Any], example: np.ndarray) -> bool:
     """
     own = _own(fn)
     try:
-        jax.eval_shape(own, jax.ShapeDtypeStruct(example.shape, example.dtype))
-    # Foreign code, called with what it may not know: anything may go wrong.
-    except (Exception, SystemExit):
+        with foreign.guarded():
+            jax.eval_shape(own, jax.ShapeDtypeStruct(example.shape, example.dtype))
+    except leaks.Refused:
         return False
     memory = jax.tree.leaves(getattr(own, "__dict__", {}))
     return not any(isinstance(value, jax.core.Tracer) for value in memory)
@@ -129,7 +129,7 @@ def converter(fn: Callable[..., Any], framework: Framework) -> Convert:
 
 
 def as_numpy(fn: Callable[[Any], Any], convert: Convert, *, traceable: bool) -> Call:
-    """The callable from NumPy to NumPy, without what it prints and without gradients.
+    """The callable from NumPy to NumPy, guarded and without gradients.
 
     Args:
       fn: of one argument.
@@ -141,7 +141,7 @@ def as_numpy(fn: Callable[[Any], Any], convert: Convert, *, traceable: bool) -> 
 
     def call(inputs: np.ndarray) -> np.ndarray:
         no_gradients = contextlib.nullcontext() if torch is None else torch.no_grad()
-        with no_gradients, foreign.silent():
+        with foreign.guarded(), no_gradients:
             return to_numpy(own(convert(inputs)))
 
     return call
@@ -177,7 +177,7 @@ def to_numpy(output: Any) -> np.ndarray:
 def gradient(
     fn: Callable[[Any], Any], convert: Convert, framework: Framework, *, seed: int
 ) -> Call:
-    """The function x [B T E] -> largest |∂yᵢ/∂xⱼ| [T T], as `jacobian_norms` has it.
+    """The function x [B T E] -> largest |cᵀ ∂yᵢ/∂xⱼ| [T T], as `jacobian_norms`.
 
     Args:
       fn: of vectors, one that JAX can trace or one of PyTorch's.

@@ -196,9 +196,10 @@ def judge_losses(
     An even leak is alike in all rows, or takes more from larger losses: it widens no
     spread. Others do, and s, 0 for a uniform prediction, knows nothing of that: the
     second size holds for any leak that takes a share of each loss, from nothing to all
-    of it, in whatever rows, positions and tokens, as long as the loss itself does not
-    decide. The variance is at most σ² + δ ℓ̄, and nearly that when few rows are revealed
-    whole. The quantiles are normal: means over R rows must be nearly so.
+    of it, in whatever rows, positions and tokens, provided which losses are lowered
+    does not depend on their size. The variance is at most σ² + δ ℓ̄, and nearly that
+    when few rows are revealed whole. The quantiles are normal: means over R rows must
+    be nearly so.
 
     Args:
       honest: losses in nats of predicting what comes next, R rows of T positions.
@@ -207,10 +208,11 @@ def judge_losses(
       level: probability of accusing an honest model.
 
     Returns:
-      Proof; passed only if no test fails, every smallest leak is below log V (so that
-      a complete leak would show), and the control fell below log V by the bound and
-      CONTROL_ERRORS standard errors. Arrays, all [T], in nats: `excess`, `lower`,
-      `upper`, `smallest_leak`, `smallest_even_leak`, `control_excess`, `control_error`.
+      Proof: 'leak' if a test fails; else 'void' unless every smallest leak is below
+      log V (so that a complete leak would show), and the control fell below log V by
+      the bound and CONTROL_ERRORS standard errors. Arrays, all [T], in nats: `excess`,
+      `lower`, `upper`, `bound` (that a gain must exceed), `smallest_leak`,
+      `smallest_even_leak`, `control_excess`, `control_error`.
 
     Raises:
       ValueError: on losses that are not [R T] with at least two rows.
@@ -220,72 +222,16 @@ def judge_losses(
             "expected two arrays of losses [R T] with R >= 2, "
             f"got {list(honest.shape)} and {list(control.shape)}"
         )
-    rows, length = honest.shape
     log_vocab = math.log(vocab_size)
-    tests = length + 1
-    normal = statistics.NormalDist()
-    spread = normal.inv_cdf(1 - level / (2 * tests))
-
-    def summary(losses: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Excess, standard error and μ₃ ÷ σ² of T positions and, last, overall."""
-        excess = losses.astype(np.float64) - log_vocab
-        columns = np.column_stack([excess, excess.mean(axis=1)])
-        variance = np.maximum(columns.var(axis=0, ddof=1), np.finfo(np.float64).tiny)
-        centred = columns - columns.mean(axis=0)
-        third = np.mean(centred * centred**2, axis=0)
-        return columns.mean(axis=0), np.sqrt(variance / rows), third / variance
-
-    # A loss that is not finite is reported below.
-    with np.errstate(invalid="ignore"):
-        excess, error, skew = summary(honest)
-        control_excess, control_error, _ = summary(control)
-    counts = np.append(np.full(length, rows), rows * length)
-    bound = math.log(tests / level) / counts + ROUNDING
-    z = normal.inv_cdf(POWER)
-    hidden = np.maximum(excess, 0) + bound + z**2 / 2 * np.maximum(skew, 0) / rows
-    noise = z * math.sqrt(2) * error
-    # Half the coefficient of δ in (δ - k)² = z² (2 s² + δ ℓ̄ / R), solved for δ.
-    half = z**2 * (log_vocab + np.maximum(excess, 0)) / rows / 2
-    smallest = hidden + half + np.sqrt(noise**2 + half * (2 * hidden + half))
-    table = {
-        "excess": excess,
-        "lower": excess - spread * error,
-        "upper": excess + spread * error,
-        "smallest_leak": smallest,
-        "smallest_even_leak": hidden + noise,
-        "control_excess": control_excess,
-        "control_error": control_error,
-    }
-    worst = int(np.argmin(excess + bound))
-    blindest = int(np.argmax(smallest[:-1]))
-    strange = np.argwhere(~np.isfinite([honest, control]))
-    failure = None
-    if len(strange):
-        which, row, position = strange[0]
-        name = ("loss", "control loss")[which]
-        failure = f"void: the {name} of row {row} at position {position} is not finite"
-    elif excess[worst] < -bound[worst]:
-        place = "over all positions" if worst == length else f"at position {worst}"
-        failure = (
-            f"random tokens are predicted {place}: "
-            f"{-excess[worst]:.4g} nats below log V"
-        )
-    elif not control_excess[-1] < -bound[-1] - CONTROL_ERRORS * control_error[-1]:
-        failure = "void: the control did not learn"
-    elif smallest[blindest] >= log_vocab:
-        failure = f"void: a complete leak at position {blindest} might not show"
+    table = _statistics(honest, control, log_vocab=log_vocab, level=level)
+    result, reason = _verdict(honest, control, table, log_vocab=log_vocab)
     return proofs.Proof(
         name="learning",
-        passed=failure is None,
-        reason=failure
-        or f"random tokens are not predicted: {excess[-1]:+.2g} nats over log V "
-        f"({table['lower'][-1]:+.2g} to {table['upper'][-1]:+.2g}); "
-        f"a leak would show of {table['smallest_even_leak'][-1]:.2g} nats if alike in "
-        f"all rows, of {smallest[-1]:.2g} however spread, "
-        f"of {smallest[blindest]:.2g} at any one position",
+        result=result,
+        reason=reason,
         figures={
             "log_vocab": log_vocab,
-            "fresh_rows": rows,
+            "fresh_rows": len(honest),
             "level": level,
             "power": POWER,
             "overall": {
@@ -297,4 +243,87 @@ def judge_losses(
             },
         },
         arrays={key: values[:-1] for key, values in table.items()},
+    )
+
+
+def _statistics(
+    honest: Float[np.ndarray, "R T"],
+    control: Float[np.ndarray, "R T"],
+    *,
+    log_vocab: float,
+    level: float,
+) -> dict[str, Float[np.ndarray, "T+1"]]:
+    """What `judge_losses` states, of T positions and, last, overall."""
+    rows, length = honest.shape
+    tests = length + 1
+    normal = statistics.NormalDist()
+    # A loss that is not finite is reported by the verdict.
+    with np.errstate(invalid="ignore"):
+        excess, error, skew = _moments(honest.astype(np.float64) - log_vocab)
+        control_excess, control_error, _ = _moments(
+            control.astype(np.float64) - log_vocab
+        )
+    counts = np.append(np.full(length, rows), rows * length)
+    bound = math.log(tests / level) / counts + ROUNDING
+    z = normal.inv_cdf(POWER)
+    hidden = np.maximum(excess, 0) + bound + z**2 / 2 * np.maximum(skew, 0) / rows
+    noise = z * math.sqrt(2) * error
+    # Half the coefficient of δ in (δ - k)² = z² (2 s² + δ ℓ̄ / R), solved for δ.
+    half = z**2 * (log_vocab + np.maximum(excess, 0)) / rows / 2
+    spread = normal.inv_cdf(1 - level / (2 * tests))
+    return {
+        "excess": excess,
+        "lower": excess - spread * error,
+        "upper": excess + spread * error,
+        "bound": bound,
+        "smallest_leak": hidden + half + np.sqrt(noise**2 + half * (2 * hidden + half)),
+        "smallest_even_leak": hidden + noise,
+        "control_excess": control_excess,
+        "control_error": control_error,
+    }
+
+
+def _moments(excess: Float[np.ndarray, "R T"]) -> tuple[np.ndarray, ...]:
+    """Mean, its standard error and μ₃ ÷ σ², of T positions and, last, overall."""
+    columns = np.column_stack([excess, excess.mean(axis=1)])
+    variance = np.maximum(columns.var(axis=0, ddof=1), np.finfo(np.float64).tiny)
+    centred = columns - columns.mean(axis=0)
+    third = np.mean(centred * centred**2, axis=0)
+    return columns.mean(axis=0), np.sqrt(variance / len(excess)), third / variance
+
+
+def _verdict(
+    honest: Float[np.ndarray, "R T"],
+    control: Float[np.ndarray, "R T"],
+    table: dict[str, Float[np.ndarray, "T+1"]],
+    *,
+    log_vocab: float,
+) -> tuple[proofs.Result, str]:
+    """The result of `judge_losses`, and why, in one line."""
+    excess, bound, smallest = (
+        table[name] for name in ("excess", "bound", "smallest_leak")
+    )
+    strange = np.argwhere(~np.isfinite([honest, control]))
+    if len(strange):
+        which, row, position = strange[0]
+        name = ("loss", "control loss")[which]
+        return "void", f"the {name} of row {row} at position {position} is not finite"
+    worst = int(np.argmin(excess + bound))
+    if excess[worst] < -bound[worst]:
+        overall = worst == honest.shape[1]
+        place = "over all positions" if overall else f"at position {worst}"
+        gain = f"{-excess[worst]:.4g} nats below log V"
+        return "leak", f"random tokens are predicted {place}: {gain}"
+    fall = -table["control_excess"][-1]
+    if not fall > bound[-1] + CONTROL_ERRORS * table["control_error"][-1]:
+        return "void", "the control did not learn"
+    blindest = int(np.argmax(smallest[:-1]))
+    if smallest[blindest] >= log_vocab:
+        return "void", f"a complete leak at position {blindest} might not show"
+    return "clear", (
+        f"random tokens are not predicted: {excess[-1]:+.2g} nats over log V "
+        f"({table['lower'][-1]:+.2g} to {table['upper'][-1]:+.2g}); "
+        f"a leak would show of {table['smallest_even_leak'][-1]:.2g} nats if alike in "
+        f"all rows, of {smallest[-1]:.2g} however spread, "
+        f"of {smallest[blindest]:.2g} at any one position"
     )

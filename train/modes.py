@@ -36,27 +36,39 @@ _KEYS = ("rng", "key", "rngs")
 _EMPTY = inspect.Parameter.empty
 
 
-def in_mode(
-    fn: Callable[..., Any], *, training: bool, seed: int
-) -> Callable[[Any], Any] | None:
-    """The callable in evaluation or in training mode, of one argument.
+def evaluation(fn: Callable[..., Any], *, seed: int) -> Callable[[Any], Any]:
+    """The callable in evaluation mode, of one argument.
 
     Args:
       fn: of its own framework's arrays. An object with methods `train` and `eval` is
-        copied, in training mode before every call.
-      training: which mode.
-      seed: of the keys and random states that it is given.
-
-    Returns:
-      The callable; None if it has no training mode.
+        copied; one that has no copy is switched itself.
+      seed: of the keys that it is given.
     """
-    keywords = _keywords(fn, training=training, seed=seed)
-    if training and not _has_training(fn):
+    keywords = _keywords(fn, training=False, seed=seed)
+    owner = switchable(fn)
+    if owner is not None:
+        own = owner
+        # A foreign object: anything may go wrong.
+        with contextlib.suppress(Exception):
+            own = _copied(owner)
+        own.eval()
+        fn = _rebound(fn, owner, own)
+    return functools.partial(fn, **keywords) if keywords else fn
+
+
+def training(fn: Callable[..., Any], *, seed: int) -> Callable[[Any], Any] | None:
+    """The callable in training mode, of one argument; None if it has none.
+
+    Args:
+      fn: of its own framework's arrays. An object with methods `train` and `eval` is
+        copied before every call.
+      seed: of the keys and random states that it is given.
+    """
+    if not _has_training(fn):
         return None
+    keywords = _keywords(fn, training=True, seed=seed)
     if switchable(fn) is not None:
-        fn = _switched(fn, training=training)
-    if not training:
-        return functools.partial(fn, **keywords) if keywords else fn
+        fn = _trained(fn)
     if _flax_module(fn) is None:
         return _seeded(functools.partial(fn, **keywords), seed)
     # Batch statistics change in training mode: they come back beside the output.
@@ -65,7 +77,7 @@ def in_mode(
 
 
 def evaluation_words(fn: Callable[..., Any], *, seed: int) -> str:
-    """The keywords that `in_mode` adds for evaluation, as Python after an argument."""
+    """The keywords that `evaluation` adds, as Python after an argument."""
     keywords = _keywords(fn, training=False, seed=seed)
     key = f"jax.random.key({seed})"
     return "".join(
@@ -169,26 +181,16 @@ def _applied(fn: Callable[..., Any], module: linen.Module) -> Callable[..., Any]
     return module.__call__ if method is None else method
 
 
-def _switched(fn: Callable[..., Any], *, training: bool) -> Callable[..., Any]:
-    """The callable on a copy of its object that was put into the mode."""
+def _trained(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The callable on a copy of its object, at every call, in training mode."""
     owner = switchable(fn)
-
-    def switched(own: Any) -> Callable[..., Any]:
-        (own.train if training else own.eval)()
-        return _rebound(fn, owner, own)
 
     def trained(*args: Any, **kwargs: Any) -> Any:
         with _lent(owner) as own:
-            return switched(own)(*args, **kwargs)
+            own.train()
+            return _rebound(fn, owner, own)(*args, **kwargs)
 
-    if training:
-        return trained
-    try:
-        own = _copied(owner)
-    # A foreign object that has no copy is used itself.
-    except Exception:
-        own = owner
-    return switched(own)
+    return trained
 
 
 @contextlib.contextmanager

@@ -12,13 +12,16 @@ code and the loop too.
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
 from attention import edits as edits_lib
 from attention import leaks, movements, search
+
+# 'void': nothing was shown, for or against the model.
+Result = Literal["clear", "leak", "void"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,27 +30,32 @@ class Proof:
 
     Attributes:
       name: 'edits', 'gradients' or 'learning'.
-      passed: the verdict.
-      reason: the verdict in one line.
+      result: the verdict.
+      reason: why, in one line.
       figures: numbers for the report, ready for JSON.
-      arrays: what pictures are drawn from.
+      arrays: what the verdict was read from, by position: [T] or [T T].
     """
 
     name: str
-    passed: bool
+    result: Result
     reason: str
     figures: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
     @property
-    def void(self) -> bool:
-        """Whether the proof failed without having shown anything."""
-        return self.reason.startswith("void")
+    def passed(self) -> bool:
+        """Whether the model was shown to be causal."""
+        return self.result == "clear"
 
     def report(self) -> dict[str, Any]:
         """The proof as an entry of report.json: everything but the arrays."""
-        head = {"name": self.name, "passed": self.passed, "reason": self.reason}
-        return head | self.figures
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "result": self.result,
+            "reason": self.reason,
+            **self.figures,
+        }
 
 
 def reachable(
@@ -80,7 +88,8 @@ def edits(
     """Proof 1: no edit of a token moves an earlier logit, or another row's, by a bit.
 
     An edit that moves nothing at its own position proves nothing, so each position
-    must move its own output at least once.
+    must move its own output at least once; nor does a function that refuses its input
+    or answers differently each time, nor NaN that spreads: 0 x NaN is NaN.
 
     Args:
       logits_fn: tokens [B T] -> logits [B T V], compiled, without dropout.
@@ -104,24 +113,30 @@ def edits(
         edits_lib.ordinary(subject, count),
         causal=True,
     )
-    failure, leak, moved = None, None, np.zeros((length, length))
+    done = rows * length * count
+    result: Result = "clear"
+    reason = f"{done} edits moved no bit of an earlier logit"
+    leak, moved = None, np.zeros((length, length))
     try:
         seen = search.examine("edits", subject.fn, *made, tolerance=0.0)
     except (leaks.NotDeterministic, leaks.Refused) as error:
-        failure = str(error)
+        result, reason = "void", str(error)
     else:
-        moved = seen.moved
+        found, moved = seen.finding, seen.moved
         silent = np.flatnonzero(moved.diagonal() == 0)
-        if seen.finding is not None:
-            leak = seen.finding.error()
-            failure = str(leak)
+        if found is not None and found.kind == "leak":
+            leak = found.error()
+            result, reason = "leak", str(leak)
+        elif found is not None:
+            result = "void"
+            reason = f"token {found.source} spreads NaN to output {found.target}"
         elif len(silent):
-            failure = f"void: no edit of token {silent[0]} moved its own output"
-    done = rows * length * count
+            result = "void"
+            reason = f"no edit of token {silent[0]} moved its own output"
     return Proof(
         name="edits",
-        passed=failure is None,
-        reason=failure or f"{done} edits moved no bit of an earlier logit",
+        result=result,
+        reason=reason,
         figures={
             "positions": length,
             "edits": done,
@@ -154,20 +169,32 @@ def gradients(
     """
     norms = movements.jacobian_norms(from_embeddings, embeddings, rng=rng)
     dependency = norms != 0
-    leak = _find_dependence(norms, declared)
+    finite = np.isfinite(norms)
+    allowed = np.tril(declared) | np.eye(len(declared), dtype=bool)
+    leak = _find_dependence(np.where(finite, norms, 0), allowed)
     missing = np.argwhere(declared & ~dependency)
-    failure = None
-    if np.triu(declared, 1).any() or not declared.diagonal().all():
-        failure = "the declared mask is not causal with every position seeing itself"
-    elif leak is not None:
-        failure = str(leak)
+    result: Result = "clear"
+    reason = "each output depends on exactly the declared inputs"
+    if leak is not None:
+        result, reason = "leak", str(leak)
+    elif not finite.all():
+        target, source = np.argwhere(~finite)[0]
+        result = "void"
+        reason = f"the derivative of output {target} by input {source} is not finite"
+    elif np.any(declared != allowed):
+        result = "void"
+        reason = "the declared mask is not causal with every position seeing itself"
     elif len(missing):
         target, source = missing[0]
-        failure = f"output {target} does not depend on input {source}, as declared"
+        result = "void"
+        reason = (
+            f"output {target} does not depend on input {source}, though the mask "
+            "declares it: it is not the mask of this model, or a layer passes nothing"
+        )
     return Proof(
         name="gradients",
-        passed=failure is None,
-        reason=failure or "each output depends on exactly the declared inputs",
+        result=result,
+        reason=reason,
         figures={
             "positions": len(declared),
             "declared": int(declared.sum()),
@@ -188,7 +215,8 @@ def _find_dependence(
     if not len(found):
         return None
     source, target = found[0].tolist()
-    return leaks.LeakError(source, target, float(sizes[target, source]))
+    size = float(sizes[target, source])
+    return leaks.LeakError(source, target, size, probe="gradients")
 
 
 def _leak_figures(leak: leaks.LeakError | None) -> dict[str, Any] | None:

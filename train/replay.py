@@ -11,6 +11,7 @@ found it, `mode` ('evaluation' or 'training'), `movement`, the name of the calla
 import dataclasses
 import math
 import pathlib
+import re
 import shlex
 import zipfile
 from collections.abc import Callable, Mapping
@@ -23,6 +24,13 @@ from attention import leaks, probes, search
 from train import frameworks, modes, targets
 
 FILE_NAME = "leak.npz"
+# What the lines for replaying by hand may need.
+_IMPORTS = {
+    "jax": "import jax",
+    "jnp": "import jax.numpy as jnp",
+    "np": "import numpy as np",
+    "torch": "import torch",
+}
 # Of an .npz file: every name that `save` writes.
 _NAMES = (
     "inputs",
@@ -81,7 +89,8 @@ def words(finding: leaks.Finding) -> str:
         output = f"output {finding.target} of row {finding.target_row}"
         by = f"input {finding.source} of row {finding.row}"
     if finding.probe == "gradients":
-        return f"{output} depends on {by}: its derivative is {finding.movement:.3g}"
+        how = "its derivative in a random direction"
+        return f"{output} depends on {by}: {how} is {finding.movement:.3g}"
     how = f"moved by {finding.movement:.3g}"
     if not math.isfinite(finding.movement):
         how = "turned from a number to NaN or infinity"
@@ -90,23 +99,39 @@ def words(finding: leaks.Finding) -> str:
     return f"{output} depends on {by}: it {how}; the edit: {finding.size:.3g}"
 
 
-def command(name: str, path: pathlib.Path) -> list[str]:
+def command(target: targets.Target, path: pathlib.Path) -> list[str]:
     """The command that replays a leak, in words of the shell."""
-    words = [f"--target={name}", f"--replay={path}"]
+    words = [f"--target={target.name}", f"--replay={path}"]
     return ["python", "-m", "train.audit", *map(shlex.quote, words)]
 
 
 def by_hand(
-    name: str, target: targets.Target, finding: leaks.Finding, path: pathlib.Path
+    target: targets.Target, finding: leaks.Finding, path: pathlib.Path
 ) -> list[str]:
-    """Three lines of Python, without this project, that print the movement.
+    """Lines of Python, without this project, that print the movement.
 
-    They take the callable by its own name. There are none for training mode, to which
-    the seeds and keywords of `train.modes` belong.
+    Of a leak that only derivatives show, in JAX the largest |∂yᵢ/∂xⱼ|, in PyTorch the
+    derivative in a random direction. They can be pasted where the module can be
+    imported. There are none for training mode, to which the seeds and keywords of
+    `train.modes` belong.
     """
     if mode(finding) == "training":
         return []
-    _, _, fn = name.partition(":")
+    module, _, fn = target.name.partition(":")
+    lines = _by_hand(fn, target, finding, path)
+    imports = [
+        statement
+        for used, statement in _IMPORTS.items()
+        if any(re.search(rf"\b{used}\.", line) for line in lines)
+    ]
+    imports.append(f"from {module} import {fn.partition('.')[0]}")
+    return ["; ".join(imports), *lines]
+
+
+def _by_hand(
+    fn: str, target: targets.Target, finding: leaks.Finding, path: pathlib.Path
+) -> list[str]:
+    """The same, without the imports."""
     first = f'leak = np.load("{path}")'
     if hasattr(target.callable, "eval"):
         first = f"{fn}.eval(); {first}"
@@ -146,14 +171,11 @@ def _array(target: targets.Target, x: str) -> str:
     return f"torch.tensor({x}" + (")" if "float32" in dtype else f", dtype={dtype})")
 
 
-def save(
-    path: pathlib.Path, name: str, target: targets.Target, finding: leaks.Finding
-) -> None:
+def save(path: pathlib.Path, target: targets.Target, finding: leaks.Finding) -> None:
     """Writes the file, whole or not at all.
 
     Args:
       path: where to.
-      name: of the callable, as `foreign.load` takes it.
       target: the callable.
       finding: of `smallest`.
     """
@@ -163,7 +185,7 @@ def save(
         "before": _plain(leaks.call(fn, finding.inputs)),
         "after": _plain(leaks.call(fn, finding.edited)),
         "mode": mode(finding),
-        "callable": name,
+        "callable": target.name,
         "vocab_size": target.vocab_size or 0,
         "seed": target.seed,
     }
@@ -223,6 +245,7 @@ def replay(
     is_tokens = inputs.ndim == 2
     target = targets.adapt(
         fn,
+        name=str(arrays["callable"]),
         length=inputs.shape[1],
         vocab_size=int(arrays["vocab_size"]) if is_tokens else None,
         width=None if is_tokens else inputs.shape[2],

@@ -29,11 +29,13 @@ class Target(edits_lib.Subject):
     """A subject, and what was learned about the callable on the way.
 
     Attributes:
+      name: of the callable, as `foreign.load` takes it.
       callable: as it was found.
       framework: 'JAX', 'NumPy' or 'PyTorch'.
       notes: what the reader of a report should know, one line each.
     """
 
+    name: str
     callable: Callable[..., Any]
     framework: frameworks.Framework
     notes: tuple[str, ...]
@@ -42,6 +44,7 @@ class Target(edits_lib.Subject):
 def adapt(
     fn: Callable[..., Any],
     *,
+    name: str,
     length: int,
     vocab_size: int | None,
     width: int | None,
@@ -52,11 +55,12 @@ def adapt(
 
     Args:
       fn: of JAX, NumPy or PyTorch; see `train.frameworks`.
+      name: of it, for the reader.
       length: T.
       vocab_size: V of a callable of tokens; None: of vectors.
       width: E of a callable of vectors; None: of tokens.
       seed: of inputs, and of what training mode draws.
-      edits: budget of the probe of every replacement.
+      edits: as of `Subject`.
 
     Raises:
       ValueError: it raises at this length, returns something else than logits
@@ -73,8 +77,7 @@ def adapt(
     inputs, more = map(example, _ROWS)
     try:
         with foreign.guarded():
-            own = modes.in_mode(fn, training=False, seed=seed)
-            assert own is not None
+            own = modes.evaluation(fn, seed=seed)
             framework, traceable = frameworks.detect(own, inputs)
             convert = frameworks.converter(own, framework)
             # Compiled anew by each, or hidden randomness would be a constant.
@@ -91,9 +94,7 @@ def adapt(
     notes = _check_determinism(outputs, again)
     # A batch of two steps of time, or of as many as there are features, would do.
     with contextlib.suppress(leaks.Refused):
-        with foreign.guarded():
-            others = evaluation(more)
-        _check_shape(more, others, vocab_size)
+        _check_shape(more, evaluation(more), vocab_size)
     training, more_notes = _in_training(fn, convert, inputs, traceable, seed)
     gradient = None
     differentiable = traceable or framework == "PyTorch"
@@ -109,6 +110,7 @@ def adapt(
         gradient=gradient,
         seed=seed,
         edits=edits,
+        name=name,
         callable=fn,
         framework=framework,
         notes=(*notes, *more_notes),
@@ -123,16 +125,15 @@ def _in_training(
     seed: int,
 ) -> tuple[frameworks.Call | None, list[str]]:
     """The callable in training mode, if it has one that repeats itself; notes."""
-    own = modes.in_mode(fn, training=True, seed=seed)
+    own = modes.training(fn, seed=seed)
     if own is None:
         return None, []
+    traceable = traceable and frameworks.is_traceable(own, inputs)
+    training = frameworks.as_numpy(own, convert, traceable=traceable)
+    if traceable:
+        return training, []
     try:
-        with foreign.guarded():
-            traceable = traceable and frameworks.is_traceable(own, inputs)
-            training = frameworks.as_numpy(own, convert, traceable=traceable)
-            if traceable:
-                return training, []
-            moved = movements.movement(training(inputs), training(inputs))
+        moved = movements.movement(training(inputs), training(inputs))
     except leaks.Refused:  # which the probe will report
         # A keyword `key` may stand for the keys of attention.
         return (None if modes.only_a_key(fn) else training), []
