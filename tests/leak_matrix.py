@@ -1,8 +1,8 @@
-"""Which probe sees which planted leak: the tables of docs/verifier.md.
+"""Which probe sees which planted leak: docs/leak_matrix.md.
 
     python -m tests.leak_matrix
 
-examines every leak and every honest model and writes them. PyTorch must be installed,
+examines every leak and writes the page. PyTorch must be installed,
 or its rows would be lost.
 """
 
@@ -17,8 +17,14 @@ from attention import probes
 from tests import honest, leaks, specimens
 from train import learning, targets
 
-DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "verifier.md"
-BEGIN, END = "<!-- leak matrix: begin -->", "<!-- leak matrix: end -->"
+DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "leak_matrix.md"
+HEAD = """# Which probe sees what
+
+Every planted leak of the tests against every probe of [the verifier](verifier.md), and
+the honest models. Switching any one probe off would lose a leak. Written by
+`python -m tests.leak_matrix`.
+
+"""
 PROBES = (*probes.PROBES, "learning")
 # Enough for every other byte at every position of one row.
 EDITS = specimens.LENGTH * specimens.BYTES
@@ -32,6 +38,7 @@ def examine(specimen: specimens.Specimen) -> dict[str, str]:
     of_tokens = specimen.input == "tokens"
     target = targets.adapt(
         specimen.make(),
+        name="",
         length=specimen.length,
         vocab_size=specimen.vocab_size if of_tokens else None,
         width=None if of_tokens else specimens.WIDTH,
@@ -49,9 +56,7 @@ def examine(specimen: specimens.Specimen) -> dict[str, str]:
             length=specimen.length,
             rng=jax.random.key(0),
         )
-        kinds["learning"] = (
-            "clear" if proof.passed else "void" if proof.void else "leak"
-        )
+        kinds["learning"] = proof.result
     return kinds
 
 
@@ -86,8 +91,8 @@ def alone_row(of_leaks: Kinds) -> str:
     return line("seen by this probe alone", *(alone.count({p}) for p in PROBES))
 
 
-def tables(of_leaks: Kinds) -> str:
-    """Both tables, in Markdown."""
+def page(of_leaks: Kinds) -> str:
+    """The document: both tables, in Markdown."""
     lines = [
         f"{len(leaks.LEAKS)} planted leaks. ● the probe sees it, · it does not; "
         "a blank: the probe cannot be made.",
@@ -104,7 +109,7 @@ def tables(of_leaks: Kinds) -> str:
         line("---", "---"),
         *map(honest_row, honest.HONEST),
     ]
-    return "\n".join(lines)
+    return HEAD + "\n".join(lines) + "\n"
 
 
 def line(*cells: object) -> str:
@@ -113,17 +118,12 @@ def line(*cells: object) -> str:
 
 
 def main() -> None:
-    """Writes the tables between the two markers."""
+    """Writes the document."""
     of_leaks = examine_all(leaks.LEAKS)
     missing = leaks.LEAKS.keys() - of_leaks.keys()
     if missing:
         sys.exit(f"install what these need first: {', '.join(sorted(missing))}")
-    head, begin, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"{DOCUMENT} has no lines {BEGIN} and {END}")
-    text = f"{head}{BEGIN}\n\n{tables(of_leaks)}\n\n{END}{tail}"
-    DOCUMENT.write_text(text, encoding="utf-8")
+    DOCUMENT.write_text(page(of_leaks), encoding="utf-8")
 
 
 if __name__ == "__main__":
