@@ -17,6 +17,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
+from attention import mask_blocks
+
 Visible = Bool[Array, "B|1 N|1 T|1 S|1"]
 Valid = Bool[Array, "B|1 L"] | None
 Predicate = Callable[..., Any]
@@ -32,6 +34,8 @@ class Places:
     head: Int[Array, "N"] | None
     # The places count 0, 1, 2 ... in every dimension: data can be used as it stands.
     in_order: bool
+    # The number of keys of the whole sequence, of which these may be a part.
+    length: int | None
 
     def spread(self, visible: Visible) -> Bool[Array, "B|1 N|1 T S"]:
         """Broadcasts over all queries and keys."""
@@ -62,6 +66,7 @@ class Mask:
         *,
         batch: Int[Array, "B"] | None = None,
         head: Int[Array, "N"] | None = None,
+        length: int | None = None,
     ) -> Bool[Array, "B|1 N|1 T S"]:
         """Evaluates the mask at the given positions, in any order.
 
@@ -72,13 +77,20 @@ class Mask:
           batch: rows of the mask's arrays to take, and at which to evaluate a
             predicate; None: all rows, and row 0 for a predicate.
           head: the same for heads.
+          length: number of keys of the whole sequence, of which these positions may
+            be a part; only `bigbird` asks for it.
 
         Returns:
           True = may attend. B and N are 1 where nothing depends on them.
+
+        Raises:
+          TypeError: if positions are not integers.
+          ValueError: if positions have neither 1 nor 2 dimensions, or a mask needs
+            the length and was given none.
         """
         query = _positions("query_positions", query_positions)[:, None, :, None]
         key = _positions("key_positions", key_positions)[:, None, None, :]
-        places = Places(query, key, batch, head, in_order=False)
+        places = Places(query, key, batch, head, in_order=False, length=length)
         return places.spread(self._visible(places) & (key >= 0))
 
     def materialize(
@@ -110,6 +122,7 @@ class Mask:
             jnp.arange(1 if batch_size is None else batch_size, dtype=jnp.int32),
             jnp.arange(1 if num_heads is None else num_heads, dtype=jnp.int32),
             in_order=True,
+            length=S,
         )
         visible = self._visible(places)
         for name, size, asked in zip(
@@ -121,6 +134,35 @@ class Mask:
                 )
         return visible
 
+    def blocks(
+        self, T: int, S: int, *, query_block: int, key_block: int
+    ) -> mask_blocks.Blocks:
+        """Which blocks of T queries and S keys are empty, partial or full.
+
+        Args:
+          T: number of queries.
+          S: number of keys.
+          query_block: queries in a block; the last of I = ⌈T / query_block⌉ blocks
+            may have fewer.
+          key_block: the same for the J = ⌈S / key_block⌉ blocks of keys.
+
+        Returns:
+          `some` and `every`, [B|1 N|1 I J]: where `some` is False no query of the
+          block sees a key of it; where `every` is True each query sees each key. B
+          and N are the sizes of the mask's arrays, 1 where nothing depends on them.
+          NumPy arrays, under jit too, if the mask is made of Python numbers alone.
+
+        Raises:
+          ValueError: if a block has less than one position.
+        """
+        for name, size in (("query_block", query_block), ("key_block", key_block)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        spans = mask_blocks.Spans.cut(
+            T, S, query_block=query_block, key_block=key_block
+        )
+        return spans.spread(self._blocks(spans))
+
     def valid_keys(self, S: int) -> Bool[Array, "B|1 S"] | None:
         """False for keys that `lengths` hides from every query; None: not known."""
         return self._valid(S, of_queries=False)
@@ -130,6 +172,9 @@ class Mask:
         return self._valid(T, of_queries=True)
 
     def _visible(self, places: Places) -> Visible:
+        raise NotImplementedError
+
+    def _blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
         raise NotImplementedError
 
     def _valid(self, length: int, *, of_queries: bool) -> Valid:
@@ -160,6 +205,9 @@ class And(Mask):
     def _visible(self, places: Places) -> Visible:
         return self.left._visible(places) & self.right._visible(places)
 
+    def _blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        return self.left._blocks(spans) & self.right._blocks(spans)
+
     def _valid(self, length: int, *, of_queries: bool) -> Valid:
         a = self.left._valid(length, of_queries=of_queries)
         b = self.right._valid(length, of_queries=of_queries)
@@ -177,6 +225,9 @@ class Or(Mask):
     def _visible(self, places: Places) -> Visible:
         return self.left._visible(places) | self.right._visible(places)
 
+    def _blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        return self.left._blocks(spans) | self.right._blocks(spans)
+
     def _valid(self, length: int, *, of_queries: bool) -> Valid:
         a = self.left._valid(length, of_queries=of_queries)
         b = self.right._valid(length, of_queries=of_queries)
@@ -192,6 +243,9 @@ class Not(Mask):
 
     def _visible(self, places: Places) -> Visible:
         return ~self.mask._visible(places)
+
+    def _blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        return ~self.mask._blocks(spans)
 
 
 def integers(x: Any, *, ranks: tuple[int, ...], name: str) -> Array:

@@ -4,16 +4,18 @@ Their meaning is told by the functions of `attention.masks` that make them.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from attention import mask_algebra
+from attention import mask_algebra, mask_blocks
 
 
 @dataclasses.dataclass(frozen=True)
-class _Leaf(mask_algebra.Mask):
+class Leaf(mask_algebra.Mask):
     """A mask that is no composition: the one place where offsets are handled."""
 
     offset: Int[Array, ""] | None = dataclasses.field(kw_only=True)
@@ -30,19 +32,32 @@ class _Leaf(mask_algebra.Mask):
         """Evaluates at the absolute positions of the queries."""
         raise NotImplementedError
 
+    def _blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        return self._sees_blocks(spans.shifted(self.offset))
+
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        """Decides on the blocks, whose queries stand at absolute positions."""
+        raise NotImplementedError
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Causal(_Leaf):
+class Causal(Leaf):
     """See `causal`."""
 
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         return places.key <= query
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        return mask_blocks.Blocks(
+            some=spans.key_first <= spans.query_last,
+            every=spans.key_last <= spans.query_first,
+        )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Window(_Leaf):
+class Window(Leaf):
     """See `window`."""
 
     left: int | None = dataclasses.field(metadata={"static": True})
@@ -56,10 +71,24 @@ class Window(_Leaf):
             visible &= places.key <= query + self.right
         return places.spread(visible)
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        blocks = mask_blocks.FULL
+        if self.left is not None:
+            blocks &= mask_blocks.Blocks(
+                some=spans.key_last >= spans.query_first - self.left,
+                every=spans.key_first >= spans.query_last - self.left,
+            )
+        if self.right is not None:
+            blocks &= mask_blocks.Blocks(
+                some=spans.key_first <= spans.query_last + self.right,
+                every=spans.key_last <= spans.query_first + self.right,
+            )
+        return blocks
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Prefix(_Leaf):
+class Prefix(Leaf):
     """See `prefix`."""
 
     length: Int[Array, ""] | Int[Array, "B"]
@@ -67,10 +96,17 @@ class Prefix(_Leaf):
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         return (places.key <= query) | (places.key < _per_row(self.length, places))
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        length = self.length.reshape(-1, 1, 1, 1)
+        return mask_blocks.Blocks(
+            some=(spans.key_first <= spans.query_last) | (spans.key_first < length),
+            every=(spans.key_last <= spans.query_first) | (spans.key_last < length),
+        )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Chunked(_Leaf):
+class Chunked(Leaf):
     """See `chunked`."""
 
     size: int = dataclasses.field(metadata={"static": True})
@@ -78,27 +114,44 @@ class Chunked(_Leaf):
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         return query // self.size == places.key // self.size
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        # Consecutive positions lie in consecutive chunks.
+        chunks = spans.of(self.size)
+        return mask_blocks.equal(
+            (chunks.query_first, chunks.query_last), (chunks.key_first, chunks.key_last)
+        )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Segments(_Leaf):
+class Segments(Leaf):
     """See `segments`."""
 
     query_ids: Int[Array, "T"] | Int[Array, "B T"]
     key_ids: Int[Array, "S"] | Int[Array, "B S"] | None
 
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
-        key_ids = self.query_ids if self.key_ids is None else self.key_ids
-        query_ids = places.rows(jnp.atleast_2d(self.query_ids))[:, None, :, None]
-        key_ids = places.rows(jnp.atleast_2d(key_ids))[:, None, None, :]
+        query_ids, key_ids = map(places.rows, self._ids())
         query_ids, has_query = _lookup(query_ids, query, axis=2)
         key_ids, has_key = _lookup(key_ids, places.key, axis=3)
         return has_query & has_key & (query_ids == key_ids)
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        query, key = spans.positions()
+        query_ids, key_ids = self._ids()
+        queries, queries_lie = _extremes(query_ids, query, spans.sizes[0], axis=2)
+        keys, keys_lie = _extremes(key_ids, key, spans.sizes[1], axis=3)
+        return mask_blocks.equal(queries, keys) & queries_lie & keys_lie
+
+    def _ids(self) -> tuple[Int[Array, "B|1 1 T 1"], Int[Array, "B|1 1 1 S"]]:
+        query_ids = jnp.atleast_2d(self.query_ids)
+        key_ids = query_ids if self.key_ids is None else jnp.atleast_2d(self.key_ids)
+        return query_ids[:, None, :, None], key_ids[:, None, None, :]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Lengths(_Leaf):
+class Lengths(Leaf):
     """See `lengths`."""
 
     key_lengths: Int[Array, ""] | Int[Array, "B"] | None
@@ -115,6 +168,20 @@ class Lengths(_Leaf):
                 visible &= inside & (position >= 0)
         return places.spread(visible)
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        blocks = mask_blocks.FULL
+        for first, last, length in (
+            (spans.key_first, spans.key_last, self.key_lengths),
+            (spans.query_first, spans.query_last, self.query_lengths),
+        ):
+            if length is not None:
+                length = length.reshape(-1, 1, 1, 1)
+                blocks &= mask_blocks.Blocks(
+                    some=(first < length) & (last >= 0) & (length > 0),
+                    every=(last < length) & (first >= 0),
+                )
+        return blocks
+
     def _valid(self, length: int, *, of_queries: bool) -> mask_algebra.Valid:
         lengths = self.query_lengths if of_queries else self.key_lengths
         if lengths is None:
@@ -127,7 +194,7 @@ class Lengths(_Leaf):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Dense(_Leaf):
+class Dense(Leaf):
     """See `dense`."""
 
     array: Bool[Array, "..."]
@@ -152,10 +219,23 @@ class Dense(_Leaf):
             visible &= inside
         return visible
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        shape = (1,) * (4 - self.array.ndim) + self.array.shape
+        T, S = spans.lengths
+        stands = shape[2] == 1 or (shape[2] == T and self.offset is None)
+        if not (stands and shape[3] in (1, S)):
+            return mask_blocks.PARTIAL
+        some = every = self.array.reshape(shape)
+        for axis, block in zip((2, 3), spans.sizes, strict=True):
+            if shape[axis] != 1:
+                some = mask_blocks.reduce(jnp.any, some, block, axis=axis, fill=False)
+                every = mask_blocks.reduce(jnp.all, every, block, axis=axis, fill=True)
+        return mask_blocks.Blocks(some, every)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Where(_Leaf):
+class Where(Leaf):
     """See `where`."""
 
     predicate: mask_algebra.Predicate = dataclasses.field(metadata={"static": True})
@@ -175,6 +255,10 @@ class Where(_Leaf):
         )
         return places.spread(visible.reshape((1,) * (4 - visible.ndim) + visible.shape))
 
+    def _sees_blocks(self, spans: mask_blocks.Spans) -> mask_blocks.Blocks:
+        del spans
+        return mask_blocks.PARTIAL
+
 
 def _per_row(lengths: Array, places: mask_algebra.Places) -> Int[Array, "B|1 1 1 1"]:
     return places.rows(jnp.reshape(lengths, (-1, 1, 1, 1)))
@@ -185,3 +269,23 @@ def _lookup(data: Array, positions: Array, *, axis: int) -> tuple[Array, Array]:
     inside = (positions >= 0) & (positions < data.shape[axis])
     index = jnp.where(inside, positions, 0)
     return jnp.take_along_axis(data, index, axis=axis, mode="fill"), inside
+
+
+def _extremes(
+    ids: Int[Array, "B|1 1 T|1 S|1"],
+    positions: Int[mask_blocks.Known, "1 1 T|1 S|1"],
+    block: int,
+    *,
+    axis: int,
+) -> tuple[tuple[Array, Array], mask_blocks.Blocks]:
+    """The least and the largest id of each block, and whether it lies in the data."""
+    ids, inside = _lookup(ids, jnp.asarray(positions), axis=axis)
+    limits = jnp.iinfo(ids.dtype)
+
+    def reduced(f: Callable[..., Array], data: Array, fill: Any) -> Array:
+        return mask_blocks.reduce(f, data, block, axis=axis, fill=fill)
+
+    least = reduced(jnp.min, jnp.where(inside, ids, limits.max), limits.max)
+    most = reduced(jnp.max, jnp.where(inside, ids, limits.min), limits.min)
+    some, every = reduced(jnp.any, inside, False), reduced(jnp.all, inside, True)
+    return (least, most), mask_blocks.Blocks(some, every)

@@ -11,25 +11,31 @@ number i stands at p = i + offset, key number j at j:
     lengths       j < key_length  ∧  p < query_length
     dense         array[p, j]
     where         any function of p, j, the batch row and the head
+    longformer    window  ∨  p ∈ globals  ∨  j ∈ globals
+    bigbird       the same of blocks of positions  ∨  some blocks at random
 
-True = may attend. Nothing of the size T x S exists until `materialize` is called. A
-mask is a frozen pytree: arrays and offsets are leaves and may be traced; sizes and
-functions are static, so that an equal mask never compiles anew. An offset of the Python
-number 0 is no leaf at all, every other one is an int32.
+True = may attend. Nothing of the size T x S exists until `materialize` is called;
+`blocks` tells, by intervals, which blocks of T x S are empty and which are full. A mask
+is a frozen pytree: arrays and offsets are leaves and may be traced; sizes and functions
+are static, so that an equal mask never compiles anew. An offset of the Python number 0
+is no leaf at all, every other one is an int32.
 
 Prefix and segments: Raffel et al. 2019, arXiv:1910.10683. Windows: Child et al. 2019,
-arXiv:1904.10509; Beltagy et al. 2020, arXiv:2004.05150.
+arXiv:1904.10509. Longformer: Beltagy et al. 2020, arXiv:2004.05150. BigBird: Zaheer et
+al. 2020, arXiv:2007.14062.
 """
 
 import operator
+from collections.abc import Iterable
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
-from attention import mask_algebra, mask_leaves
+from attention import mask_algebra, mask_blocks, mask_leaves, mask_sparse
 
 Mask = mask_algebra.Mask
+Blocks = mask_blocks.Blocks
 Predicate = mask_algebra.Predicate
 
 
@@ -154,6 +160,88 @@ def dense(array: Bool[ArrayLike, "..."], offset: Int[ArrayLike, ""] = 0) -> Mask
     if array.ndim > 4:
         raise ValueError(f"mask must be at most [B N T S], got {list(array.shape)}")
     return mask_leaves.Dense(array, offset=_offset(offset))
+
+
+def longformer(
+    window: int,
+    global_positions: Iterable[int],
+    *,
+    causal: bool = False,
+    offset: Int[ArrayLike, ""] = 0,
+) -> Mask:
+    """A window around each query, and positions that see all and are seen by all.
+
+        |p - j| ≤ window  ∨  p ∈ global_positions  ∨  j ∈ global_positions
+
+    Args:
+      window: largest distance to each side, in positions.
+      global_positions: of queries and keys alike; Python ints.
+      causal: and j ≤ p besides.
+      offset: position of query 0 among the keys.
+
+    Raises:
+      ValueError: if the window or a position is negative.
+    """
+    window = _at_least(0, window, name="window")
+    positions = {
+        _at_least(0, position, name="global_positions") for position in global_positions
+    }
+    shift = _offset(offset)
+    near = mask_leaves.Window(window, window, offset=shift)
+    mask = near | mask_sparse.Globals(tuple(sorted(positions)), offset=shift)
+    return mask & mask_leaves.Causal(offset=shift) if causal else mask
+
+
+def bigbird(
+    block: int,
+    window: int,
+    globals: int,
+    random: int,
+    seed: int,
+    *,
+    causal: bool = False,
+    length: int | None = None,
+    offset: Int[ArrayLike, ""] = 0,
+) -> Mask:
+    """Blocks of a window, global blocks, and for each query block others at random.
+
+    Which blocks are random is a pure function of the seed, the query block and the
+    number of blocks there are to choose from: those neither global nor in the window,
+    and if causal only those before it. Otherwise it depends on the number of key
+    blocks in all, ⌈length / block⌉.
+
+    Args:
+      block: positions in a block.
+      window: key blocks around the query's own, which counts; odd. If causal the last
+        ones up to the query's own, any number.
+      globals: so many blocks at the start see all and are seen by all.
+      random: further key blocks of each query block; all if fewer are left.
+      seed: of the random choice, less than 2³².
+      causal: and j ≤ p besides, the random blocks all from the past.
+      length: number of keys to choose from; None: as many as `materialize` and
+        `blocks` are asked for, or `at` is told. The causal choice needs none.
+      offset: position of query 0 among the keys.
+
+    Raises:
+      ValueError: if a number is out of range or the window is even, not being causal;
+        from `at` if the choice needs a length and there is none.
+    """
+    width = _at_least(1, window, name="window")
+    if not causal and window % 2 == 0:
+        raise ValueError(f"window must be odd unless causal, got {window}")
+    if not 0 <= operator.index(seed) < 2**32:
+        raise ValueError(f"seed must be at least 0 and less than 2**32, got {seed}")
+    mask = mask_sparse.BigBird(
+        block=_at_least(1, block, name="block"),
+        window=width,
+        globals=_at_least(0, globals, name="globals"),
+        random=_at_least(0, random, name="random"),
+        seed=operator.index(seed),
+        causal=causal,
+        length=None if length is None else _at_least(0, length, name="length"),
+        offset=_offset(offset),
+    )
+    return mask & mask_leaves.Causal(offset=mask.offset) if causal else mask
 
 
 def where(predicate: Predicate, offset: Int[ArrayLike, ""] = 0) -> Mask:

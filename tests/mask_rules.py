@@ -31,6 +31,62 @@ def by_head(q_index: Array, kv_index: Array, *, batch: Array, head: Array) -> Ar
     return (q_index + 2 * kv_index + batch) % 3 == head % 3
 
 
+def mixed(x: int) -> int:
+    """Chris Wellons's lowbias32, in Python's integers."""
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16
+
+
+def random_blocks(
+    q: int, window: range, globals: int, random: int, seed: int, total: int
+) -> list[int]:
+    """One of each stratum of the blocks that are neither global nor in the window."""
+    admissible = [k for k in range(globals, total) if k not in window]
+    cuts = [len(admissible) * s // max(random, 1) for s in range(random + 1)]
+    state = mixed((mixed((mixed(seed) + q) % 2**32) + len(admissible)) % 2**32)
+    strata = [admissible[a:b] for a, b in itertools.pairwise(cuts)]
+    return [
+        stratum[mixed((state + s) % 2**32) % len(stratum)]
+        for s, stratum in enumerate(strata)
+        if stratum
+    ]
+
+
+def bigbird(
+    block: int,
+    window: int,
+    globals: int,
+    random: int,
+    seed: int,
+    *,
+    causal: bool = False,
+    length: int = 0,
+) -> Rule:
+    def rule(p: int, j: int, b: int, n: int) -> bool:
+        q, k = int(p) // block, int(j) // block
+        side = window // 2
+        near = range(
+            q - window + 1 if causal else q - side, q + 1 + side * (not causal)
+        )
+        total = q + 1 if causal else -(-length // block)
+        sees = inside(q, globals) or k < globals or k in near
+        sees = sees or k in random_blocks(q, near, globals, random, seed, total)
+        return sees and (j <= p or not causal)
+
+    return rule
+
+
+def longformer(
+    window: int, global_positions: tuple[int, ...], *, causal: bool = False
+) -> Rule:
+    def rule(p: int, j: int, b: int, n: int) -> bool:
+        sees = abs(p - j) <= window or p in global_positions or j in global_positions
+        return sees and (j <= p or not causal)
+
+    return rule
+
+
 # name: (constructor of the offset, rule of query position, key, batch row, head)
 LEAVES: dict[str, tuple[Callable[[Any], masks.Mask], Rule]] = {
     "causal": (lambda o: masks.causal(o), lambda p, j, b, n: j <= p),
@@ -77,6 +133,26 @@ LEAVES: dict[str, tuple[Callable[[Any], masks.Mask], Rule]] = {
     "dense_keys": (
         lambda o: masks.dense(SHARED_ARRAY[0, 0, 0], o),
         lambda p, j, b, n: inside(j, S) and SHARED_ARRAY[0, 0, 0, j],
+    ),
+    "longformer": (
+        lambda o: masks.longformer(1, (3, 0), offset=o),
+        longformer(1, (3, 0)),
+    ),
+    "longformer_causal": (
+        lambda o: masks.longformer(0, (2,), causal=True, offset=o),
+        longformer(0, (2,), causal=True),
+    ),
+    "bigbird": (
+        lambda o: masks.bigbird(1, 1, 1, 2, 7, length=S, offset=o),
+        bigbird(1, 1, 1, 2, 7, length=S),
+    ),
+    "bigbird_pairs": (
+        lambda o: masks.bigbird(2, 1, 0, 1, 0, length=S, offset=o),
+        bigbird(2, 1, 0, 1, 0, length=S),
+    ),
+    "bigbird_causal": (
+        lambda o: masks.bigbird(1, 2, 1, 1, 2, causal=True, offset=o),
+        bigbird(1, 2, 1, 1, 2, causal=True),
     ),
     "where": (
         lambda o: masks.where(by_head, o),

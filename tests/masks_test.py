@@ -237,6 +237,20 @@ def test_misfits_are_named(shape: tuple[int, ...], message: str) -> None:
         ),
         (lambda: masks.dense(np.ones((1,) * 5, bool)), ValueError, "at most .B N T S"),
         (
+            lambda: masks.dense(mask_rules.ARRAY).materialize(
+                mask_rules.S, mask_rules.S, batch_size=mask_rules.B + 1
+            ),
+            ValueError,
+            "mask must have B = 3 or 1, got B = 2",
+        ),
+        (
+            lambda: masks.dense(mask_rules.ARRAY).materialize(
+                mask_rules.S, mask_rules.S, num_heads=mask_rules.N + 1
+            ),
+            ValueError,
+            "mask must have N = 4 or 1, got N = 3",
+        ),
+        (
             lambda: masks.causal() & mask_rules.NUMBER,
             TypeError,
             "composes with masks, got float",
