@@ -17,6 +17,17 @@ B, T, S, N, K, H = 2, 3, 5, 4, 2, 4
 KEYS = ("key", "value")
 
 
+def test_dtypes_are_not_mixed():
+    """Not even two of one size."""
+    shape = (1, 3, 1, 4)
+    for dtypes in (("float16", "bfloat16"), ("float32", "bfloat16")):
+        query, key = (jnp.zeros(shape, dtype) for dtype in dtypes)
+        with pytest.raises(ValueError, match="one dtype, got " + dtypes[0]):
+            attention.dot_product_attention(query, key, key)
+        with pytest.raises(ValueError, match="one dtype, got " + dtypes[1]):
+            attention.dot_product_attention(key, key, query)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
 def test_masks_of_numbers_are_refused(dtype):
     """case B024: never the softmax of score + 1."""
