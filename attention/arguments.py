@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -12,24 +14,29 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import masks, softmax
 
 
-@dataclasses.dataclass(frozen=True)
+def _static() -> Any:
+    return dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """What an implementation is asked to honour; the batch is flattened to one axis."""
 
     bias: Float[Array, "B|1 N|1 T|1 S|1"] | None
     sinks: Float[Array, "N"] | None
     scale: float | Float[Array, ""]
-    softcap: float | None
-    score_mod: softmax.ScoreMod | None
-    precision: lax.PrecisionLike
-    dropout_rate: float
+    softcap: float | None = _static()
+    score_mod: softmax.ScoreMod | None = _static()
+    precision: lax.PrecisionLike = _static()
+    dropout_rate: float = _static()
     dropout_rng: Array | None
-    broadcast_dropout: bool
-    return_residual: bool
+    broadcast_dropout: bool = _static()
+    return_residual: bool = _static()
     # The masks as they were given, for kernels that know some of them by name ...
     mask: masks.Mask | None
-    is_causal: bool
-    local_window_size: tuple[int, int] | None
+    is_causal: bool = _static()
+    local_window_size: tuple[int, int] | None = _static()
     query_seq_lengths: Int[Array, "B"] | None
     key_value_seq_lengths: Int[Array, "B"] | None
     # ... and all of them together.

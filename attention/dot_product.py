@@ -11,30 +11,27 @@ gives 0, not the mean of the values.
 | implementation | what it is                                                        |
 |----------------|-------------------------------------------------------------------|
 | 'reference'    | the dense form of `attention.softmax`: every feature, any backend |
+| 'flash'        | the same in blocks (`attention.flash`): memory O(T + S)           |
 | 'xla'          | `jax.nn.dot_product_attention`'s dense form, with its limits      |
 | 'cudnn'        | its fused kernel on CUDA, with narrower limits                    |
 
 An implementation that cannot honour an argument raises; nothing is silently ignored.
-jax.nn masks with a finite number, so under 'xla' a weight is exactly 0 only while the
-visible scores of its row stay above about -2e38; and its log-sum-exp has no gradient.
 """
 
 import functools
+import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, masks, reference, softmax
+from attention import arguments, choice, flash, jax_nn, masks, reference, softmax
 
 Outputs = tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]
-# Bound here, so that ours may stand in jax.nn's place; overloaded by return_residual.
-_JAX_NN: Any = jax.nn.dot_product_attention
 Implementation = Callable[[Array, Array, Array, arguments.Options], Outputs]
 
 
@@ -80,7 +77,8 @@ def dot_product_attention(
       key_value_seq_lengths: keys and values at or past their row's length reach
         nothing, NaN and infinities included.
       local_window_size: (left, right) distances, both inclusive; one number for both.
-      implementation: a name of `IMPLEMENTATIONS`; None: what `choose` says.
+      implementation: a name of `IMPLEMENTATIONS`; None: the fastest one for platform,
+        sizes and arguments, as `explain` says.
       return_residual: also return the log-sum-exp of every row.
       score_mod: `score_mod(score, q_index, kv_index, *, batch, head) -> score`.
       softcap: c in c · tanh(score / c), before `score_mod`.
@@ -129,7 +127,7 @@ def dot_product_attention(
     )
     rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)]
     q, k, v = _without_padding(options.visible, *rows)
-    name = implementation or choose(q, k, v, options)
+    name = implementation or choice.choose(q, k, v, options)
     output, residual = IMPLEMENTATIONS[name](q, k, v, options)
     output = output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
     if residual is None:
@@ -205,110 +203,36 @@ def _without_padding(
     ]
 
 
-def choose(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K D"],
-    options: arguments.Options,
-) -> str:
-    """The name that stands for `implementation=None`, by platform and arguments.
+def explain(*args: Any, **kwargs: Any) -> str:
+    """Says which implementation a call would use, and what speaks against the others.
 
-    On CUDA cuDNN's kernel where it honours every argument, gradients included;
-    otherwise, and on every other platform, the reference.
+    Args:
+      *args: those of `dot_product_attention`.
+      **kwargs: those of `dot_product_attention`; `implementation` does not matter.
+
+    Returns:
+      One line for each implementation, the chosen one first.
+
+    Raises:
+      TypeError: as `dot_product_attention`.
+      ValueError: as `dot_product_attention`.
     """
-    _, length, _, width = query.shape
-    window = options.local_window_size
-    suits_cudnn = (
-        _on_cuda()
-        and not _jax_nn_limits(query, key, value, options)
-        and query.dtype in (jnp.float16, jnp.bfloat16)
-        and width <= 128
-        and width % 8 == 0
-        and isinstance(options.scale, (int, float))
-        # The kernel differentiates a bias, as which it takes a mask, in some shapes
-        # only, and the log-sum-exp not at all.
-        and options.bias is None
-        and (options.mask is None or length % 2 == key.shape[1] % 2 == 0)
-        and not options.return_residual
-        and (window is None or window[1] == 0 or options.is_causal)
-    )
-    return "cudnn" if suits_cudnn else "reference"
-
-
-def _on_cuda() -> bool:
-    return "cuda" in jax.devices()[0].client.platform_version
-
-
-def _jax_nn(
-    name: Literal["xla", "cudnn"],
-    query: Array,
-    key: Array,
-    value: Array,
-    options: arguments.Options,
-) -> Outputs:
-    """`jax.nn.dot_product_attention`, save that a query that sees nothing gives 0."""
-    if reasons := _jax_nn_limits(query, key, value, options):
-        raise ValueError(
-            f"implementation={name!r} does not honour {', '.join(reasons)}; "
-            f"use implementation='reference' or None"
-        )
-    if name == "cudnn" and not _on_cuda():
-        raise ValueError(
-            f"implementation='cudnn' needs a CUDA device, got {jax.default_backend()}"
-        )
-    if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
-        # jax.nn asks for a product of float16 that CPUs do not have.
-        query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
-    window, is_causal = options.local_window_size, options.is_causal
-    if window is not None and (is_causal or window[1] == 0):
-        # The same keys in the only words for a window that cuDNN's kernel knows.
-        window, is_causal = (window[0], 0), True
-    outputs = _JAX_NN(
-        query,
-        key,
-        value,
-        options.bias,
-        arguments.materialize(options.mask, query, key),
-        scale=options.scale,
-        is_causal=is_causal,
-        query_seq_lengths=options.query_seq_lengths,
-        key_value_seq_lengths=options.key_value_seq_lengths,
-        local_window_size=window,
-        implementation=name,
-        return_residual=options.return_residual,
-    )
-    output, residual = outputs if options.return_residual else (outputs, None)
-    visible = arguments.materialize(options.visible, query, key)
-    if visible is not None:
-        sees = jnp.any(visible, axis=-1)  # [B|1 N|1 T|1]
-        sees = jnp.swapaxes(sees, 1, 2)
-        output = jnp.where(sees[..., None], output, 0)
-        if residual is not None:
-            residual = jnp.where(sees, residual, -jnp.inf)
-    return output, residual
-
-
-def _jax_nn_limits(
-    query: Array, key: Array, value: Array, options: arguments.Options
-) -> list[str]:
-    """What is asked for and jax.nn does not have, in words; it checks the rest."""
-    asked = {
-        "float64": query.dtype == jnp.float64,
-        "values of another width than the keys": value.shape[-1] != key.shape[-1],
-        "no keys": key.shape[1] == 0,
-        "score_mod": options.score_mod is not None,
-        "softcap": options.softcap is not None,
-        "sinks": options.sinks is not None,
-        "dropout": options.dropout_rng is not None,
-        "precision": options.precision is not None,
-    }
-    return [words for words, is_asked in asked.items() if is_asked]
+    call = inspect.signature(dot_product_attention).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = dict(call.arguments)
+    del given["implementation"]
+    query, key, value = (jnp.asarray(given.pop(x)) for x in ("query", "key", "value"))
+    batch = arguments.check_inputs(query, key, value)
+    options = arguments.options(query, key, **given)
+    q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
+    return choice.explain(q, k, v, options)
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = types.MappingProxyType(
     {
         "reference": reference.attention,
-        "xla": functools.partial(_jax_nn, "xla"),
-        "cudnn": functools.partial(_jax_nn, "cudnn"),
+        "flash": flash.attention,
+        "xla": functools.partial(jax_nn.attention, "xla"),
+        "cudnn": functools.partial(jax_nn.attention, "cudnn"),
     }
 )

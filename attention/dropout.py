@@ -19,29 +19,37 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
+def of_head(rng: Array, batch: Int[Array, ""], head: Int[Array, ""]) -> Array:
+    """The key of one head of one row.
+
+    Args:
+      rng: one key for all rows and heads.
+      batch: index of the row.
+      head: index of the query head.
+    """
+    return jax.random.fold_in(jax.random.fold_in(rng, batch), head)
+
+
 def apply(
     weights: Float[Array, "T S"],
     rng: Array,
-    batch: Int[Array, ""],
-    head: Int[Array, ""],
     *,
     rate: float,
+    start: tuple[int | Int[Array, ""], int | Int[Array, ""]] = (0, 0),
 ) -> Float[Array, "T S"]:
     """Drops weights of one head; the others grow by 1/(1 - rate).
 
     Args:
-      weights: of head `head` in row `batch`, for queries 0 … T-1 and keys 0 … S-1.
-      rng: one key for all rows and heads.
-      batch: index of the row.
-      head: index of the query head.
+      weights: of the queries and keys from `start` on.
+      rng: the key of this head, `of_head`.
       rate: the probability of dropping a weight, 0 ≤ rate < 1.
+      start: index of the first query, and of the first key.
 
     Returns:
       Weights whose expectation over keys is `weights`.
     """
-    query_index = lax.broadcasted_iota(jnp.int32, (weights.shape[0], 1), 0)
-    key_index = lax.broadcasted_iota(jnp.int32, (1, weights.shape[1]), 1)
-    rng = jax.random.fold_in(jax.random.fold_in(rng, batch), head)
+    query_index = start[0] + lax.broadcasted_iota(jnp.int32, (weights.shape[0], 1), 0)
+    key_index = start[1] + lax.broadcasted_iota(jnp.int32, (1, weights.shape[1]), 1)
     keep = kept(rng, query_index, key_index, rate=rate)
     return jnp.where(keep, weights / (1 - rate), 0)
 

@@ -11,10 +11,12 @@ multi-query attention (Shazeer, 2019, arXiv:1911.02150), anything between groupe
 attention (Ainslie et al., 2023, arXiv:2305.13245).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Shaped
 
 
@@ -42,13 +44,17 @@ def merge(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T E"]:
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
-def over_heads(f: Callable[..., Any], *, out_axis: int) -> Callable[..., Any]:
+def over_heads(
+    f: Callable[..., Any], *, out_axis: int, loop: Sequence[bool] = (False, False)
+) -> Callable[..., Any]:
     """Lifts a function of one head to a batch of (grouped) heads.
 
     Args:
       f: `f(query [T H], key [S H], value [S D], *rest) -> y`, for one head.
       out_axis: where the head axis N goes in every output of one row of the batch:
         1 for y of shape [T D] or [T], 0 for weights [T S].
+      loop: whether rows, and whether heads, are taken one after another, and not
+        vectorised: for functions whose loops end earlier for some than for others.
 
     Returns:
       `g(query [B T N H], key [B S K H], value [B S K D], *rest)`. Each array in
@@ -75,9 +81,10 @@ def over_heads(f: Callable[..., Any], *, out_axis: int) -> Callable[..., Any]:
 
         query = query.reshape(batch, length, kv_heads, groups, width)
         rest = jax.tree.map(to_groups, rest)
-        one_kv_head = _vmap(f, (1, None, None), out_axis)  # over the group
-        one_row = _vmap(one_kv_head, (1, 1, 1), out_axis)  # over key/value heads
-        outputs = _vmap(one_row, (0, 0, 0), 0)(query, key, value, *rest)
+        rows, each = (_loop if one_by_one else jax.vmap for one_by_one in loop)
+        one_kv_head = _over(each, f, (1, None, None), out_axis)  # over the group
+        one_row = _over(each, one_kv_head, (1, 1, 1), out_axis)  # over K
+        outputs = _over(rows, one_row, (0, 0, 0), 0)(query, key, value, *rest)
 
         def from_groups(y: Array) -> Array:
             at = 1 + out_axis
@@ -88,16 +95,41 @@ def over_heads(f: Callable[..., Any], *, out_axis: int) -> Callable[..., Any]:
     return lifted
 
 
-def _vmap(
+def _over(
+    lift: Callable[..., Any],
+    f: Callable[..., Any],
+    in_axes: tuple[int | None, ...],
+    out_axis: int,
+) -> Callable[..., Any]:
+    """Lifts f; arrays after the first three along axis 0, or shared if that is 1."""
+
+    def lifted(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        rest = leaves[len(in_axes) :]
+        axes = (*in_axes, *(0 if x.shape[0] != 1 else None for x in rest))
+        leaves[len(in_axes) :] = [x if x.shape[0] != 1 else x[0] for x in rest]
+
+        def one(*leaves: Any) -> Any:
+            return f(*jax.tree.unflatten(structure, leaves))
+
+        return lift(one, axes, out_axis)(*leaves)
+
+    return lifted
+
+
+def _loop(
     f: Callable[..., Any], in_axes: tuple[int | None, ...], out_axis: int
 ) -> Callable[..., Any]:
-    """Vmap in which trailing arguments are mapped over axis 0, or shared if it is 1."""
+    """What `jax.vmap` computes, one after another."""
 
-    def mapped(query: Array, key: Array, value: Array, *rest: Any) -> Any:
-        axes = jax.tree.map(lambda x: 0 if x.shape[0] != 1 else None, rest)
-        rest = jax.tree.map(lambda x: x if x.shape[0] != 1 else x[0], rest)
-        return jax.vmap(f, in_axes=(*in_axes, *axes), out_axes=out_axis)(
-            query, key, value, *rest
-        )
+    def looped(*args: Array) -> Any:
+        def one(own: Any) -> Any:
+            own = iter(own)
+            return f(*(x if a is None else next(own) for x, a in pairs))
 
-    return mapped
+        pairs = list(zip(args, in_axes, strict=True))
+        mapped = [jnp.moveaxis(x, a, 0) for x, a in pairs if a is not None]
+        outputs = lax.map(one, mapped)
+        return jax.tree.map(lambda y: jnp.moveaxis(y, 0, out_axis), outputs)
+
+    return looped

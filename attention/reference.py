@@ -31,9 +31,8 @@ def attention(
             *_, batch, head = rest
             if options.broadcast_dropout:
                 batch = head = jnp.int32(0)
-            weights = dropout.apply(
-                weights, options.dropout_rng, batch, head, rate=options.dropout_rate
-            )
+            rng = dropout.of_head(options.dropout_rng, batch, head)
+            weights = dropout.apply(weights, rng, rate=options.dropout_rate)
         return jnp.matmul(weights, value, precision=options.precision), residual
 
     output, residual = heads.over_heads(one_head, out_axis=1)(

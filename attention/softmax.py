@@ -110,6 +110,8 @@ def scores(
     score_mod: ScoreMod | None = None,
     batch: int | Int[Array, ""] = 0,
     head: int | Int[Array, ""] = 0,
+    q_start: int | Int[Array, ""] = 0,
+    kv_start: int | Int[Array, ""] = 0,
     precision: lax.PrecisionLike = None,
 ) -> Float[Array, "T S"]:
     """Scores of one head, not yet masked: mod(cap((scale · q) kᵀ)) + bias.
@@ -124,6 +126,8 @@ def scores(
         the int32 indices [T 1] and [1 S] broadcast against the score [T S].
       batch: index of the row, handed to `score_mod`.
       head: index of the query head, handed to `score_mod`.
+      q_start: index of the first of these queries, if they are a part of all.
+      kv_start: index of the first of these keys.
       precision: of the matrix product.
 
     Returns:
@@ -135,8 +139,8 @@ def scores(
     if softcap is not None:
         s = softcap * jnp.tanh(s / softcap)
     if score_mod is not None:
-        q_index = lax.broadcasted_iota(jnp.int32, (s.shape[0], 1), 0)
-        kv_index = lax.broadcasted_iota(jnp.int32, (1, s.shape[1]), 1)
+        q_index = q_start + lax.broadcasted_iota(jnp.int32, (s.shape[0], 1), 0)
+        kv_index = kv_start + lax.broadcasted_iota(jnp.int32, (1, s.shape[1]), 1)
         s = score_mod(s, q_index, kv_index, batch=batch, head=head)
     if bias is not None:
         s += bias

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import attention
-from attention import dot_product, properties
+from attention import dot_product, flash, properties
 from tests import (
     contract_budget,
     contract_dependence,
@@ -187,10 +187,19 @@ def of_implementation(name):
     return subjects.Implementation(name, lacks)
 
 
+# Of four queries and keys the default is one block: here are 2 x 2, the last ragged.
+BLOCKS = {"flash in blocks": functools.partial(flash.attention, sizes=(3, 2))}
+ROWS = {**attention.IMPLEMENTATIONS, **BLOCKS}
 SUBJECTS = (
-    *map(of_implementation, attention.IMPLEMENTATIONS),
+    *map(of_implementation, ROWS),
     *module_subjects.MODULES,
 )
+
+
+@pytest.fixture(autouse=True)
+def _rows(monkeypatch):
+    """All of them can be asked for by name."""
+    monkeypatch.setattr(dot_product, "IMPLEMENTATIONS", ROWS)
 
 
 def declared(subject, name):
@@ -250,7 +259,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_implementation_is_found(name, monkeypatch):
     """A row added to the table is in the suite, and breaks what it should."""
-    rows = {**attention.IMPLEMENTATIONS, name: wrong_implementations.WRONG[name]}
+    rows = {**ROWS, name: wrong_implementations.WRONG[name]}
     monkeypatch.setattr(dot_product, "IMPLEMENTATIONS", rows)
     subject = of_implementation(name)
     broken, kept = WRONG[name]

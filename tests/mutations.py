@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tests import (
     mutations_of_arguments,
     mutations_of_attention,
+    mutations_of_flash,
     mutations_of_masks,
     mutations_of_modules,
     mutations_of_probes,
@@ -51,6 +52,7 @@ class Mutation(NamedTuple):
 
 _ROOMS: tuple[Mapping[str, tuple[tuple[str, ...], ...]], ...] = (
     mutations_of_attention.ROWS,
+    mutations_of_flash.ROWS,
     mutations_of_arguments.ROWS,
     mutations_of_masks.ROWS,
     mutations_of_modules.ROWS,

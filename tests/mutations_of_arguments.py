@@ -19,8 +19,8 @@ _DOT_PRODUCT = (
         "NaN in the padding of queries reaches gradients",
     ),
     (
-        "name = implementation or choose(q, k, v, options)",
-        "name = choose(q, k, v, options)",
+        "name = implementation or choice.choose(q, k, v, options)",
+        "name = choice.choose(q, k, v, options)",
         "the implementation asked for is ignored",
     ),
     (
@@ -33,6 +33,8 @@ _DOT_PRODUCT = (
         "residual.reshape(query.shape[:-1])",
         "the log-sum-exp stays in the dtype of the sums",
     ),
+)
+_JAX_NN = (
     (
         "window, is_causal = (window[0], 0), True",
         "window, is_causal = (window[1], 0), True",
@@ -152,6 +154,7 @@ _ARGUMENTS = (
 ROWS = types.MappingProxyType(
     {
         "attention/dot_product.py": _DOT_PRODUCT,
+        "attention/jax_nn.py": _JAX_NN,
         "attention/arguments.py": _ARGUMENTS,
     }
 )

@@ -215,11 +215,49 @@ _POSITIONS = (
     ),
 )
 
+_BLOCKS = (
+    (
+        "some=(key_least <= query_most)",
+        "some=(key_least < query_most)",
+        "equal numbers at the end of a block are not seen",
+    ),
+    (
+        "Blocks(~self.every, ~self.some)",
+        "Blocks(~self.some, ~self.every)",
+        "what is not visible is what was",
+    ),
+    (
+        "np.minimum(first + (block - 1), length - 1)",
+        "first + (block - 1)",
+        "the last block ends behind the end",
+    ),
+)
+
+_SPARSE = (
+    (
+        "return query - (self.window - 1), query + 1",
+        "return query - self.window, query + 1",
+        "a causal window is one block longer",
+    ),
+    (
+        "query + (self.window // 2 + 1)",
+        "query + self.window // 2",
+        "the window's last block is lost",
+    ),
+    (
+        "(query >= 0) & (query < self.globals)",
+        "(query >= 0) & (query <= self.globals)",
+        "one block more is global",
+    ),
+)
+
 ROWS = types.MappingProxyType(
     {
         "attention/masks.py": _MASKS,
         "attention/mask_algebra.py": _ALGEBRA,
         "attention/mask_leaves.py": _LEAVES,
+        "attention/mask_blocks.py": _BLOCKS,
+        "attention/mask_sparse.py": _SPARSE,
         "attention/positions.py": _POSITIONS,
     }
 )

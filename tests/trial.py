@@ -24,14 +24,21 @@ MARKERS = ("not x64", "x64")
 FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {
         "attention/arguments.py": ("arguments_test", "shapes_test"),
+        "attention/blockwise.py": ("flash_test",),
+        "attention/choice.py": ("choice_test",),
+        "attention/closures.py": ("flash_test",),
         "attention/dot_product.py": ("cases_test", "dot_product_test"),
         "attention/dropout.py": ("dropout_test",),
         "attention/edits.py": ("edits_test", "probes_test"),
         "attention/equivalence.py": ("properties_test",),
-        "attention/heads.py": ("shapes_test",),
+        "attention/flash.py": ("flash_test",),
+        "attention/heads.py": ("shapes_test", "flash_test"),
+        "attention/jax_nn.py": ("cases_test", "dot_product_test"),
         "attention/leaks.py": ("probes_test", "properties_test"),
         "attention/mask_algebra.py": ("mask_algebra_test", "masks_test"),
-        "attention/mask_leaves.py": ("masks_test",),
+        "attention/mask_blocks.py": ("mask_blocks_test", "flash_test"),
+        "attention/mask_leaves.py": ("masks_test", "mask_blocks_test"),
+        "attention/mask_sparse.py": ("mask_sparse_test", "mask_blocks_test"),
         "attention/masks.py": ("masks_test",),
         "attention/movements.py": ("movements_test",),
         "attention/numerics.py": ("positions_test",),
@@ -41,6 +48,7 @@ FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         "attention/reference.py": ("cases_test", "dropout_test"),
         "attention/search.py": ("search_test", "probes_test"),
         "attention/softmax.py": ("cases_test", "textbook_test"),
+        "attention/visits.py": ("flash_test",),
         "models/multihead.py": ("multihead_test", "arguments_test"),
     }
 )

@@ -1,0 +1,47 @@
+"""A caller's function apart from the arrays that it closes over.
+
+A derivative rule (`jax.custom_vjp`) sees its arguments only: an array over which a
+function closes would have no gradient, or none that jax knows of. `hoist` makes such
+arrays arguments.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+Arrays = tuple[Array, ...]
+
+
+def hoist(
+    f: Callable[..., Array], *examples: Array, **named: Array
+) -> tuple[Callable[..., Array], Arrays, Arrays]:
+    """Traces f once.
+
+    Args:
+      f: a function of arrays.
+      *examples: arrays of the shapes and dtypes that it will be called with.
+      **named: the same for arguments that are given by name.
+
+    Returns:
+      g, floats and others, where g(floats, others, ...) = f(...) and g closes over
+      nothing; the floats are those that have derivatives.
+    """
+    traced = jax.make_jaxpr(f)(*examples, **named)
+    jaxpr = traced.jaxpr  # without the arrays: g must not keep tracers alive
+    constants = [jnp.asarray(x) for x in traced.consts]
+    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in constants]
+
+    def g(floats: Arrays, others: Arrays, *args: Array, **named: Array) -> Array:
+        first, second = iter(floats), iter(others)
+        constants = [next(first if yes else second) for yes in is_float]
+        (result,) = jax.core.eval_jaxpr(
+            jaxpr, constants, *jax.tree.leaves((args, named))
+        )
+        return result
+
+    parted = list(zip(constants, is_float, strict=True))
+    floats = tuple(x for x, yes in parted if yes)
+    others = tuple(x for x, yes in parted if not yes)
+    return g, floats, others

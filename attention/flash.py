@@ -1,0 +1,235 @@
+"""Implementation 'flash': exact attention in blocks, every feature, memory O(T + S).
+
+`attention.blockwise` computes one head. Here lengths are cut into blocks, the mask says
+which pairs of them are empty, partial or full, and the head is lifted over heads and
+batch. Empty blocks cost nothing, full ones are not masked. Where the blocks to visit
+differ between rows (lengths, segments) or heads, these are taken one after another:
+side by side, all would pay for the longest.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention import (
+    arguments,
+    blockwise,
+    closures,
+    dropout,
+    heads,
+    mask_blocks,
+    masks,
+    numerics,
+    reference,
+    visits,
+)
+
+Outputs = tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]
+Sizes = tuple[int, int]
+
+
+def attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K D"],
+    options: arguments.Options,
+    sizes: Sizes | None = None,
+) -> Outputs:
+    """Output and, if asked for, log-sum-exp; float32 (float64 for float64).
+
+    Args:
+      query: queries.
+      key: keys.
+      value: values.
+      options: everything else that is asked for.
+      sizes: queries and keys of a block; None: what `block_sizes` says.
+
+    Raises:
+      TypeError: in forward mode, which has no rule here; `jax.jvp` of `jax.grad` has.
+      ValueError: in reverse mode over reverse mode.
+    """
+    if 0 in (query.size, key.size):
+        return reference.attention(query, key, value, options)
+    if sizes is None:
+        sizes = block_sizes(query.shape[1], key.shape[1], options.visible)
+    # Numbers stay static under jit, so that masks made of them still skip blocks.
+    leaves, structure = jax.tree.flatten(options)
+    numbers = tuple(x if isinstance(x, (float, np.generic)) else None for x in leaves)
+    arrays = [x if y is None else None for x, y in zip(leaves, numbers, strict=True)]
+    # A cached program must not keep the tracers that a caller's function closes over.
+    tracing = any(isinstance(x, jax.core.Tracer) for x in (query, key, value, *arrays))
+    run = _attention if tracing and _has_function(options) else _compiled
+    return run(query, key, value, arrays, numbers, structure, sizes)
+
+
+def _attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K D"],
+    arrays: Sequence[Array | None],
+    numbers: tuple[Any, ...],
+    structure: Any,
+    sizes: Sizes,
+) -> Outputs:
+    leaves = [x if y is None else y for x, y in zip(arrays, numbers, strict=True)]
+    options: arguments.Options = jax.tree.unflatten(structure, leaves)
+    batch_size, T, num_heads, _ = query.shape
+    S, dtype = key.shape[1], numerics.accumulation_dtype(query.dtype)
+    alike = _alike(query, key, value, *arrays)
+    by_query, by_key = _routes(T, S, sizes, options.visible)
+    score_mod, *of_score_mod = _score_mod(options.score_mod, sizes, dtype, alike)
+    mask, *of_mask = _mask(options.visible, S, sizes, alike)
+    kernel = blockwise.Kernel(
+        *sizes,
+        softcap=options.softcap,
+        score_mod=score_mod,
+        mask=mask,
+        dropout_rate=options.dropout_rate,
+        precision=options.precision,
+    )
+
+    def one_head(query: Array, key: Array, value: Array, *rest: Any) -> Any:
+        query, key, value = alike((query, key, value))
+        bias, sink, batch, head, by_query, by_key = alike(rest)
+        rng = options.dropout_rng
+        if rng is not None:
+            place = (jnp.int32(0),) * 2 if options.broadcast_dropout else (batch, head)
+            rng = dropout.of_head(rng, *place)
+        floats, others = of_score_mod
+        outputs = blockwise.attention(
+            kernel,
+            blockwise.Inputs(query, key, value, bias, sink, floats),
+            blockwise.Context(by_query, by_key, others, of_mask, rng, batch, head),
+        )
+        return jax.tree.map(lambda x: x[:T], outputs)
+
+    bias, sinks = options.bias, options.sinks
+    one_by_one = [n > 1 for n in by_query.partial.order.shape[:2]]
+    output, log_normalizer = heads.over_heads(one_head, out_axis=1, loop=one_by_one)(
+        _whole(query.astype(dtype) * jnp.asarray(options.scale, dtype), sizes[0], 1),
+        _whole(key, sizes[1], 1),
+        _whole(value, sizes[1], 1),
+        None if bias is None else _whole_bias(bias.astype(dtype), sizes),
+        None if sinks is None else jnp.asarray(sinks, dtype)[None],
+        jnp.arange(batch_size, dtype=jnp.int32)[:, None],
+        jnp.arange(num_heads, dtype=jnp.int32)[None],
+        by_query,
+        by_key,
+    )
+    return output, log_normalizer if options.return_residual else None
+
+
+_compiled = jax.jit(_attention, static_argnames=("numbers", "structure", "sizes"))
+
+
+def _has_function(x: Any) -> bool:
+    """Whether options, or the masks in them, hold a function of the caller."""
+    if dataclasses.is_dataclass(x):
+        return any(_has_function(getattr(x, f.name)) for f in dataclasses.fields(x))
+    return callable(x)
+
+
+def block_sizes(T: int, S: int, visible: masks.Mask | None) -> Sizes:
+    """Queries and keys of a block."""
+    return _even(T, 512), _even(S, 512)
+
+
+def _even(length: int, largest: int) -> int:
+    """A size of blocks, at most the largest one, that leaves the last nearly full."""
+    count = -(-length // largest)
+    return -(-length // count)
+
+
+def _routes(
+    T: int, S: int, sizes: Sizes, visible: masks.Mask | None
+) -> tuple[blockwise.Route, blockwise.Route]:
+    """What each block of queries visits, and what visits each block of keys."""
+    grid = -(-T // sizes[0]), -(-S // sizes[1])
+    if visible is None:
+        blocks = mask_blocks.Blocks(*np.ones((2, 1, 1, *grid), bool))
+    else:
+        blocks = visible.blocks(T, S, query_block=sizes[0], key_block=sizes[1])
+    # Padding of the keys must be masked, whatever the mask says of it.
+    whole = np.arange(1, grid[1] + 1) * sizes[1] <= S
+    full = blocks.some & blocks.every & whole[None, None, None]
+    maps = full, blocks.some & ~full
+
+    def route(maps: Sequence[Any]) -> blockwise.Route:
+        block: Any = np.arange(maps[0].shape[2], dtype=np.int32)[None, None]
+        return blockwise.Route(block, *map(visits.of, maps))
+
+    return route(maps), route([x.swapaxes(2, 3) for x in maps])
+
+
+def _mask(
+    visible: masks.Mask | None,
+    S: int,
+    sizes: Sizes,
+    alike: Callable[[Any], Any],
+) -> tuple[Callable[..., Array], closures.Arrays, closures.Arrays]:
+    """The mask of one block, hoisted."""
+
+    def mask(q_start: Array, kv_start: Array, batch: Array, head: Array) -> Array:
+        q_index = q_start + jnp.arange(sizes[0], dtype=jnp.int32)
+        kv_index = kv_start + jnp.arange(sizes[1], dtype=jnp.int32)
+        shown = (kv_index < S)[None]
+        if visible is None:
+            return shown
+        place = {"batch": batch[None], "head": head[None]}
+        return shown & visible.at(q_index, kv_index, **place, length=S)[0, 0]
+
+    q_start, kv_start, batch, head = alike([jnp.int32(0)] * 4)
+    return closures.hoist(mask, q_start, kv_start, batch, head)
+
+
+def _score_mod(
+    score_mod: Any, sizes: Sizes, dtype: Any, alike: Callable[[Any], Any]
+) -> tuple[Callable[..., Array] | None, closures.Arrays, closures.Arrays]:
+    """The score modifier of one block, hoisted."""
+    if score_mod is None:
+        return None, (), ()
+
+    score = jnp.zeros(sizes, dtype)
+    indices = (jnp.zeros(shape, jnp.int32) for shape in ((sizes[0], 1), (1, sizes[1])))
+    place = {"batch": jnp.int32(0), "head": jnp.int32(0)}
+    return closures.hoist(score_mod, *alike([score, *indices]), **alike(place))
+
+
+def _whole_bias(
+    bias: Float[Array, "B|1 N|1 T|1 S|1"], sizes: Sizes
+) -> Float[Array, "B|1 N|1 _ _"]:
+    """Whole blocks of a bias; an axis of 1 is shared by all."""
+    for size, axis in zip(sizes, (2, 3), strict=True):
+        if bias.shape[axis] > 1:
+            bias = _whole(bias, size, axis)
+    return bias
+
+
+def _whole(x: Array, size: int, axis: int) -> Array:
+    """Whole blocks: zeros follow where the last one is not full."""
+    missing = -x.shape[axis] % size
+    if not missing:
+        return x
+    return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
+
+
+def _alike(*arrays: Array | None) -> Callable[[Any], Any]:
+    """A function that gives all arrays of a tree the sharding type of all of these.
+
+    Under `jax.shard_map` a loop demands that what it carries stays of one type. The
+    zero that is added varies over every mesh axis that one of the arrays varies over.
+    """
+    zero = jnp.int32(0)
+    for x in arrays:
+        if x is not None and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            zero += jnp.zeros_like(x, shape=(), dtype=jnp.int32)
+
+    def alike(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x + zero.astype(x.dtype), tree)
+
+    return alike
