@@ -1,211 +1,271 @@
-"""Measures a training step, beside the same model in eager PyTorch where installed.
+"""Measures attention, or a training step, beside whatever else is installed.
 
+    python -m train.benchmark --preset=cpu
+    python -m train.benchmark --preset=smoke --target=package.module:callable
+    python -m train.benchmark --compare a/results.json b/results.json
     python -m train.benchmark --what=train_step --config=configs/shakespeare_char.py
 
-The two take turns, so that a busy machine slows both; medians and quartiles of
-milliseconds per step are printed, and their ratio. Beside them stands what the step's
-matrix products alone would take, at the rate measured in the same turns. Before
-anything is timed, both must give the same logits for the same parameters (within 1e-4).
+--what=attention: implementations x lengths x dtypes x {jit, eager} x {forward,
+forward+backward}, and a sweep over the number of heads at fixed width. All take turns
+within a case, so that a busy machine slows all alike; medians and quartiles, the share
+of the rate of a large matrix product in the same turns, compile time, traces, peak
+temporary memory, and how time and memory grow with T. Everything is compared with the
+reference before it is timed; what is wrong is not timed. A target has the signature of
+`jax.nn.dot_product_attention` and is traceable by jax. --preset=cpu adds the table of
+what is claimed, with a verdict per row.
 
-Exit status: 0 measured, 1 the two disagree, 2 unusable arguments.
+Each case is written into WORKDIR/results.json when it is done: an interrupted run keeps
+them. A picture for each dtype, and the arrays behind it, lie in WORKDIR/figures.
+
+--what=train_step: milliseconds per step, and what the step's matrix products alone
+would take at the rate measured in the same turns.
+
+Exit status: 0 measured, and all claims met; 1 a wrong result, a claim missed, or a
+target that could not be measured; 2 unusable arguments.
 """
 
-import importlib.util
+import dataclasses
+import functools
 import json
-import os
 import pathlib
-import platform
-import time
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import rich.console
-import rich.progress
-import rich.table
 from absl import flags
 
-from models import transformer
-from train import cli, data, loop, loss, workdir
-from train import config as config_lib
+# `python -m` looks in the current folder first: a stranger's models.py is not ours.
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+from train import (
+    bench_attention,
+    bench_claims,
+    bench_machine,
+    bench_peers,
+    bench_picture,
+    bench_plan,
+    bench_report,
+    bench_train_step,
+    bench_trials,
+    cli,
+    foreign,
+    workdir,
+)
 
-WHAT = ("train_step",)
-TOLERANCE = 1e-4
-PRODUCT_SIZE = 1024
-PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3
+sys.path.pop(0)
 
-
-def interleaved(
-    runs: Mapping[str, Callable[[], Any]], *, rounds: int
-) -> dict[str, list[float]]:
-    """Times functions in turn, A B A B …, so that noise hits all alike.
-
-    Args:
-      runs: name -> function; each returns when its work is done.
-      rounds: times that each is called, after one call that is not counted.
-
-    Returns:
-      Seconds per call.
-    """
-    for run in runs.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in rich.progress.track(range(rounds), "measuring"):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+WHAT = ("attention", "train_step")
+WORKDIR = "runs/benchmark"
 
 
-def train_step(
-    config: config_lib.Config, corpus: data.Corpus, *, rounds: int, steps: int
-) -> dict[str, Any] | None:
-    """Times a training step here and, where it is installed, in PyTorch.
+def attention(
+    plan: bench_plan.Plan,
+    contenders: Mapping[str, bench_peers.Contender],
+    left_out: Mapping[str, str],
+    *,
+    preset: str,
+    path: pathlib.Path,
+) -> dict[str, Any]:
+    """Measures attention; writes, shows and draws what was found.
 
     Args:
-      config: model, batch and optimiser.
-      corpus: tokens to train on.
-      rounds: measurements of each.
-      steps: training steps of one measurement.
+      plan: what is measured.
+      contenders: by whom.
+      left_out: who is not to be had here, and why.
+      preset: name of the plan.
+      path: the folder for results.json and the pictures.
 
     Returns:
-      Results for JSON; None if the two models disagree.
-
-    Raises:
-      UsageError: the PyTorch peer lacks something that the configuration asks for.
+      What stands in results.json.
     """
-    model = transformer.CausalLM(config.model, corpus.tokenizer.vocab_size)
-    train_rng, *_ = loop.keys(config.seed)
-    state, train_steps = loop.begin(model, train_rng, config, examples=loss.next_token)
-    runs: dict[str, Callable[[], Any]] = {"matrix product": _matrix_product()}
-    versions = {"softlookup": f"jax {jax.__version__}, {jax.devices()[0].device_kind}"}
-    if importlib.util.find_spec("torch"):
-        from train import torch_peer  # an extra, and slow to import
-
-        with cli.usage_errors():
-            peer = torch_peer.CausalLM(config.model, jax.device_get(state.params))
-            trainer = torch_peer.Trainer(peer, config, corpus)
-        rows = corpus.validation[: config.model.context][None]
-        ours = model.apply({"params": state.params}, rows, deterministic=True)
-        error = np.max(np.abs(np.asarray(ours) - torch_peer.logits(peer, rows)))
-        print(f"largest difference of logits: {error:.1e}")
-        if not error <= TOLERANCE:
-            return None
-        runs["torch"] = lambda: [trainer.step() for _ in range(steps)]
-        versions["torch"] = torch_peer.version()
-    tokens = jnp.asarray(corpus.train)
-    start = time.perf_counter()
-    train_steps.lower(state, tokens, steps).compile()
-    compile_seconds = time.perf_counter() - start
-
-    def run() -> None:
-        nonlocal state
-        state, _ = jax.block_until_ready(train_steps(state, tokens, steps))
-
-    runs["softlookup"] = run
-    seconds = interleaved(runs, rounds=rounds)
-    rate = PRODUCT_FLOPS / float(np.median(seconds.pop("matrix product")))
-    quartiles = {
-        name: np.percentile(np.array(times) / steps * 1e3, (25, 50, 75)).tolist()
-        for name, times in seconds.items()
-    }
-    return {
-        "what": "train_step",
-        "milliseconds": quartiles,
-        "ratio": {
-            name: quartiles["softlookup"][1] / median
-            for name, (_, median, _) in quartiles.items()
-        },
-        "product_flops_per_second": rate,
-        "products_milliseconds": step_flops(config, model.vocab_size) / rate * 1e3,
-        "compile_seconds": compile_seconds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "versions": versions,
+    console = bench_report.console()
+    results: dict[str, Any] = {
+        "what": "attention",
+        "preset": preset,
+        "complete": False,
+        "machine": bench_machine.describe(),
+        "left_out": dict(left_out),
+        "rows": [],
+        "exponents": [],
+        "claims": [],
     }
 
+    def keep() -> None:
+        results["exponents"] = bench_attention.exponents(results["rows"])
+        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+        workdir.write(path / bench_report.FILE_NAME, text)
 
-def step_flops(config: config_lib.Config, vocab_size: int) -> float:
-    """Floating-point operations of a step's matrix products, forward and backward.
+    keep()
+    said = ""
+    try:
+        # Seldom drawn anew: that takes time from what is measured.
+        with console.status("", refresh_per_second=1) as status:
 
-    Six for every weight of a matrix and every token, and for the scores and weighted
-    sums; the causal mask saves none in the dense form.
-    """
-    model, train = config.model, config.train
-    kv_share = (model.num_kv_heads or model.num_heads) / model.num_heads
-    matrices = model.num_layers * (
-        2 * model.width**2 * (1 + kv_share) + 2 * model.width * model.mlp_width
-    )
-    matrices += vocab_size * model.width
-    attention = model.num_layers * 2 * model.context * model.width
-    tokens = train.batch_size * train.accumulation * model.context
-    return 6.0 * tokens * (matrices + attention)
+            def announce(words: str) -> None:
+                nonlocal said
+                said = words
+                status.update(words)
+
+            for rows in bench_attention.sweep(plan, contenders, announce=announce):
+                results["rows"] += rows
+                keep()
+                console.print(f"{said}: {bench_report.case_line(rows)}")
+            if plan.claims:
+                scale = bench_trials.Scale(plan.claims, plan.rounds, plan.seconds)
+                for claim in bench_claims.measure(scale, announce=announce):
+                    results["claims"].append(claim)
+                    keep()
+                    console.print(bench_report.claim_line(claim))
+        results["complete"] = True
+        keep()
+    finally:  # also when interrupted
+        bench_report.show(console, results)
+        measured = [row for row in results["rows"] if row["verdict"] == "measured"]
+        pictures = [
+            bench_picture.draw(path / workdir.FIGURES, measured, dtype=dtype)
+            for dtype in dict.fromkeys(row["dtype"] for row in measured)
+        ]
+        files = [bench_report.FILE_NAME, *(str(x.relative_to(path)) for x in pictures)]
+        console.print(f"{path}: {', '.join(files)}")
+    return results
 
 
-def _matrix_product() -> Callable[[], Any]:
-    """A large product, for the rate that this machine reaches at the moment."""
-    square = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), jnp.float32)
-    product = jax.jit(jnp.matmul)
-    return lambda: jax.block_until_ready(product(square, square))
-
-
-def show(results: Mapping[str, Any]) -> None:
-    """Prints the results as a table."""
-    table = rich.table.Table(title=f"{results['what']} on {results['machine']}")
-    for heading in ("", "ms, median", "quartiles", "softlookup takes"):
-        table.add_column(heading)
-    for name, (low, median, high) in results["milliseconds"].items():
-        table.add_row(
-            f"{name} ({results['versions'][name]})",
-            f"{median:.2f}",
-            f"{low:.2f} to {high:.2f}",
-            f"{results['ratio'][name]:.2f} of it",
-        )
-    rich.console.Console().print(table)
-    print(
-        f"its matrix products alone: {results['products_milliseconds']:.2f} ms, at "
-        f"{results['product_flops_per_second'] / 1e9:.0f} GFLOP/s in the same run; "
-        f"compilation: {results['compile_seconds']:.1f} s"
-    )
+def passed(results: Mapping[str, Any]) -> bool:
+    """Whether nothing was wrong, no claim missed, and a target was measured."""
+    rows, claims = results["rows"], results["claims"]
+    verdicts = {x["verdict"] for x in (*rows, *claims)}
+    of_target = {
+        row["verdict"] for row in rows if row["implementation"] == bench_peers.TARGET
+    }
+    unmeasured = of_target and "measured" not in of_target
+    return not (verdicts & {"wrong", "missed"} or unmeasured)
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Declares the program's flags."""
-    cli.define_config(values, config_lib.Config)
+    flags.DEFINE_enum("what", WHAT[0], WHAT, "what is measured", flag_values=values)
+    flags.DEFINE_integer(
+        "rounds", None, "measurements of each", lower_bound=1, flag_values=values
+    )
+    _define_attention(values)
+    bench_train_step.define_flags(values)
+
+
+def _define_attention(values: flags.FlagValues) -> None:
+    """Declares the flags of --what=attention; None stands for the preset's value."""
+    text = functools.partial(flags.DEFINE_string, flag_values=values)
+    several = functools.partial(flags.DEFINE_list, flag_values=values)
+    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
     flags.DEFINE_enum(
-        "what", "train_step", WHAT, "what is measured", flag_values=values
+        "preset",
+        None,
+        list(bench_plan.PRESETS),
+        "what is measured unless a flag says otherwise; not given: by the platform",
+        flag_values=values,
     )
-    flags.DEFINE_integer(
-        "rounds", 20, "measurements of each", lower_bound=1, flag_values=values
+    text("workdir", WORKDIR, "folder for what is found")
+    text("target", None, "package.module:callable, a kernel of your own")
+    several("compare", None, "two results.json: print the ratios, and measure nothing")
+    known = ", ".join(bench_peers.CONTENDERS)
+    several("implementations", None, f"of {known}")
+    several("lengths", None, "T = S, ascending")
+    several("dtypes", None, f"of {', '.join(bench_plan.DTYPES)}")
+    several("modes", None, f"of {', '.join(bench_plan.MODES)}")
+    several("directions", None, f"of {', '.join(bench_plan.DIRECTIONS)}")
+    integer("batch_size", None, "B", lower_bound=1)
+    integer("num_heads", None, "N, query heads", lower_bound=1)
+    integer("num_kv_heads", None, "K, key/value heads", lower_bound=1)
+    integer("width", None, "H, of a head", lower_bound=1)
+    flags.DEFINE_bool(
+        "is_causal", None, "hide later keys in the sweeps", flag_values=values
     )
-    flags.DEFINE_integer(
-        "steps", 10, "steps of one measurement", lower_bound=1, flag_values=values
+    several("head_counts", None, "numbers of heads at fixed num_heads * width")
+    integer("head_length", None, "T of that sweep", lower_bound=1)
+    flags.DEFINE_float(
+        "patience",
+        None,
+        "seconds of a call after which its implementation is not asked at greater T",
+        lower_bound=0.0,
+        flag_values=values,
     )
-    flags.DEFINE_string("output", None, "JSON file for the results", flag_values=values)
+    integer(
+        "claims",
+        None,
+        "1: the table of claims; 0: not; n: at lengths n times smaller, not judged",
+        lower_bound=0,
+    )
 
 
 def main(values: flags.FlagValues) -> int:
     """Parses flags, measures, and reports."""
-    config = cli.read_config(values, config_lib.Config)
-    with cli.usage_errors():
-        corpus = workdir.load_corpus(config)
-        output = pathlib.Path(values.output).absolute() if values.output else None
-        # Asked now: after a long measurement it would be too late.
-        if output and not output.parent.is_dir():
-            raise ValueError(f"no folder for --output={values.output}")
-    results = train_step(config, corpus, rounds=values.rounds, steps=values.steps)
-    if results is None:
-        print("softlookup and PyTorch disagree: nothing was timed")
-        return 1
-    show(results)
-    if output:
+    if values.compare is not None:
+        _refuse_flags(values, define_flags, "--compare", but=("compare",))
         with cli.usage_errors():
-            workdir.write(output, json.dumps(results, indent=2) + "\n")
-    return 0
+            if len(values.compare) != 2:
+                raise ValueError(f"--compare needs two files, got {values.compare}")
+            paths = [pathlib.Path(path) for path in values.compare]
+            bench_report.compare(bench_report.console(), paths)
+        return 0
+    if values.what == "train_step":
+        _refuse_flags(values, _define_attention, "--what=train_step")
+        return bench_train_step.main(values)
+    _refuse_flags(values, bench_train_step.define_flags, "--what=attention")
+    preset = values.preset or jax.default_backend()
+    with cli.usage_errors():
+        plan = _plan(values, preset)
+        target = foreign.load(values.target) if values.target else None
+        contenders, left_out = bench_peers.choose(plan.implementations, target)
+        path = pathlib.Path(values.workdir).absolute()
+        (path / workdir.FIGURES).mkdir(parents=True, exist_ok=True)
+    results = attention(plan, contenders, left_out, preset=preset, path=path)
+    return 0 if passed(results) else 1
+
+
+def _plan(values: flags.FlagValues, preset: str) -> bench_plan.Plan:
+    """The preset's plan under the flags that were given."""
+    if preset not in bench_plan.PRESETS:
+        raise ValueError(f"there is no preset for the platform {preset!r}: name one")
+    plan = bench_plan.PRESETS[preset]
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(plan):
+        if field.name in values and values[field.name].present:
+            value = values[field.name].value
+            if isinstance(value, list):
+                kind = type((getattr(plan, field.name) or ("",))[0])
+                value = tuple(map(kind, value))
+            changes[field.name] = value
+    if "num_heads" in changes:
+        changes = {"num_kv_heads": changes["num_heads"]} | changes
+    plan = dataclasses.replace(plan, **changes)
+    if "float64" in plan.dtypes and not jax.config.values["jax_enable_x64"]:
+        raise ValueError("float64 needs --jax_enable_x64=true")
+    return plan
+
+
+def _refuse_flags(
+    values: flags.FlagValues,
+    define: Callable[[flags.FlagValues], None],
+    reason: str,
+    *,
+    but: Sequence[str] = (),
+) -> None:
+    """Raises UsageError for any given flag of a group that means nothing here."""
+    own = flags.FlagValues()
+    define(own)
+    for name in own:
+        if values[name].present and name not in but:
+            raise cli.UsageError(f"--{name} does not go with {reason}")
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
+    """`--compare A B` as the one value that a flag has, `--compare=A,B`."""
+    found = list(arguments)
+    if "--compare" in found[:-2]:
+        i = found.index("--compare")
+        found[i : i + 3] = [f"--compare={found[i + 1]},{found[i + 2]}"]
+    return found
 
 
 if __name__ == "__main__":
+    sys.argv = joined(sys.argv)
     cli.run(main, define_flags)

@@ -1,0 +1,276 @@
+"""One piece of work, whoever does it, and the check that it was done right.
+
+    o = softmax(q kᵀ / √H, over the visible keys) v;   dq, dk, dv given do
+
+Nothing is timed before `Expected.error` has compared it with the reference. At lengths
+too large for the dense form that is done in a sample of query rows: a cotangent that
+vanishes in all other rows makes dk and dv sums over the sample alone, so that these
+gradients are checked in full.
+"""
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+import attention
+from attention import masks, numerics
+
+# Largest error, as a share of the largest expected value.
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+# Of float32 on accelerators, where products are rounded to fewer bits by default.
+ACCELERATOR_TOLERANCE = 2e-2
+# Rows that are checked, and numbers in their score matrices, at most.
+ROWS, SCORES = 256, 2**25
+
+Kernel = Callable[..., Any]
+Outputs = Sequence[Float[Any, "B L N H"]]
+
+
+class WrongShape(ValueError):
+    """The outputs have not the shapes of the reference's."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Shapes and dtype of a call; T = S, and D = H.
+
+    Attributes:
+      backward: whether the gradients of query, key and value are computed too.
+    """
+
+    length: int
+    dtype: str = "float32"
+    batch_size: int = 1
+    num_heads: int = 8
+    num_kv_heads: int = 8
+    width: int = 64
+    is_causal: bool = True
+    backward: bool = False
+
+    @property
+    def direction(self) -> str:
+        """'forward' or 'forward+backward'."""
+        return "forward+backward" if self.backward else "forward"
+
+    @property
+    def visible(self) -> masks.Mask | None:
+        """Who may attend to whom; None: all to all."""
+        return masks.causal() if self.is_causal else None
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the matrix products over the visible pairs.
+
+        Two products forward; five backward, the scores being computed again. The same
+        number for everyone, also where hidden pairs are computed or less is repeated.
+        """
+        keys = (self.length + 1) / 2 if self.is_causal else self.length
+        pairs = self.batch_size * self.num_heads * self.length * keys
+        return pairs * 2 * self.width * (7 if self.backward else 2)
+
+    def shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Of query, key, value and, with `backward`, the output's cotangent."""
+        heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        heads += [self.num_heads] * self.backward
+        return [
+            jax.ShapeDtypeStruct(
+                (self.batch_size, self.length, n, self.width), jnp.dtype(self.dtype)
+            )
+            for n in heads
+        ]
+
+    def arrays(self) -> list[Array]:
+        """Normal random numbers of these shapes, the same in every run."""
+        rng = np.random.default_rng(0)
+        return [
+            jnp.asarray(rng.standard_normal(x.shape, np.float32), x.dtype)
+            for x in self.shapes()
+        ]
+
+
+class Runner(NamedTuple):
+    """A way to do one piece of work.
+
+    Attributes:
+      run: does it, and returns when it is done.
+      outputs: does it with this cotangent; returns o and, with it, dq, dk and dv.
+      compile_seconds: tracing and compilation; None: nothing was compiled.
+      temporary_bytes: peak memory of the compiled program beside its arguments and
+        results; None: not known.
+      traces: how often the function has been traced so far.
+    """
+
+    run: Callable[[], Any]
+    outputs: Callable[[Array | None], Outputs]
+    compile_seconds: float | None = None
+    temporary_bytes: int | None = None
+    traces: Callable[[], int | None] = lambda: None
+
+
+def jax_runners(
+    kernel: Kernel, arrays: Sequence[Array], *, mask: masks.Mask | None = None
+) -> dict[str, Runner]:
+    """The runners 'jit' and 'eager' of `kernel(query, key, value)`.
+
+    Args:
+      kernel: traceable by jax.
+      arrays: query, key, value and, for gradients, the output's cotangent.
+      mask: handed to the kernel as `mask=`; its arrays are arguments of the compiled
+        program, not constants in it. None: the kernel is called without.
+    """
+    count = 0
+
+    def function(mask: masks.Mask | None, *arrays: Array) -> Any:
+        bound = kernel if mask is None else functools.partial(kernel, mask=mask)
+        return pair(bound, backward=len(arrays) > 3)(*arrays)
+
+    def counted(mask: masks.Mask | None, *arrays: Array) -> Any:
+        nonlocal count
+        count += 1
+        return function(mask, *arrays)
+
+    compiled = jax.jit(counted)
+    seconds, temporary = compile_cost(compiled, [mask, *arrays])
+
+    def runner(function: Kernel) -> Runner:
+        def outputs(cotangent: Array | None) -> Outputs:
+            rest = [] if cotangent is None else [cotangent]
+            found: Outputs = function(mask, *arrays[:3], *rest)
+            return found
+
+        return Runner(
+            lambda: jax.block_until_ready(function(mask, *arrays)),
+            outputs,
+            temporary_bytes=temporary,
+        )
+
+    jitted = runner(compiled)._replace(compile_seconds=seconds, traces=lambda: count)
+    return {"jit": jitted, "eager": runner(function)}
+
+
+def pair(kernel: Kernel, *, backward: bool) -> Kernel:
+    """(q, k, v) -> (o,) or (q, k, v, do) -> (o, dq, dk, dv)."""
+
+    def forward(query: Array, key: Array, value: Array) -> Any:
+        return (kernel(query, key, value),)
+
+    def both(query: Array, key: Array, value: Array, cotangent: Array) -> Any:
+        output, pullback = jax.vjp(kernel, query, key, value)
+        return output, *pullback(cotangent)
+
+    return both if backward else forward
+
+
+def compile_cost(compiled: Any, arguments: Sequence[Any]) -> tuple[float, int | None]:
+    """Seconds to trace and compile a jitted function, and its temporary bytes."""
+    start = time.perf_counter()
+    program = compiled.lower(*arguments).compile()
+    seconds = time.perf_counter() - start
+    analysis = program.memory_analysis()
+    return seconds, analysis and analysis.temp_size_in_bytes
+
+
+class Expected(NamedTuple):
+    """What the reference computes for a sample of query rows.
+
+    Attributes:
+      rows: their positions, in every row of the batch and every head.
+      outputs: o of these rows; with gradients also dq of all rows, dk and dv.
+      cotangent: of the output, 0 outside of these rows; None: no gradients.
+    """
+
+    rows: Int[np.ndarray, "R"]
+    outputs: list[np.ndarray]
+    cotangent: Array | None
+
+    def error(self, runner: Runner) -> float:
+        """The largest error, as a share of the largest expected value; may be NaN.
+
+        Raises:
+          WrongShape: the outputs cannot be compared.
+        """
+        output, *gradients = runner.outputs(self.cotangent)
+        if not np.isfinite(_numpy(output.sum())):
+            return float("nan")
+        found = [output[:, self.rows], *gradients]
+        if [x.shape for x in found] != [x.shape for x in self.outputs]:
+            raise WrongShape(
+                f"expected outputs {[x.shape for x in self.outputs]} in "
+                f"{len(self.rows)} rows, got {[tuple(x.shape) for x in found]}"
+            )
+        shares = [
+            np.max(np.abs(_numpy(x) - y)) / max(np.max(np.abs(y)), 1e-30)
+            for x, y in zip(found, self.outputs, strict=True)
+        ]
+        return float(np.max(shares))
+
+
+def expected(arrays: Sequence[Array], visible: masks.Mask | None) -> Expected:
+    """Computes what is right with the reference, in float32 at least.
+
+    Args:
+      arrays: query, key, value and, for gradients, the output's cotangent.
+      visible: who may attend to whom; None: all to all.
+    """
+    query, key, value, *cotangents = arrays
+    rows = sampled_rows(query.shape, key.shape[1])
+    keys = np.arange(key.shape[1], dtype=np.int32)
+    kernel = functools.partial(
+        attention.dot_product_attention,
+        mask=None if visible is None else visible.at(rows, keys),
+        implementation="reference",
+        precision="highest",
+    )
+    reference = jax.jit(pair(kernel, backward=bool(cotangents)))
+    wide = [x.astype(numerics.accumulation_dtype(x.dtype)) for x in arrays]
+    wide[0] = wide[0][:, rows]
+    wide[3:] = [x[:, rows] for x in wide[3:]]
+    outputs = list(map(_numpy, reference(*wide)))
+    if not cotangents:
+        return Expected(rows, outputs, None)
+    gradient = np.zeros(query.shape, outputs[1].dtype)
+    gradient[:, rows] = outputs[1]
+    outputs[1] = gradient
+    (cotangent,) = cotangents
+    sparse = jnp.zeros_like(cotangent).at[:, rows].set(cotangent[:, rows])
+    return Expected(rows, outputs, sparse)
+
+
+def sampled_rows(shape: tuple[int, ...], keys: int) -> Int[np.ndarray, "R"]:
+    """All query rows [B T N H], or the first, the last and one of each equal part."""
+    batch_size, length, num_heads, _ = shape
+    room = SCORES // max(batch_size * num_heads * keys, 1)
+    count = min(length, ROWS, max(room, 2))
+    edges = np.linspace(0, length, count + 1).astype(int)
+    rows = np.random.default_rng(1).integers(edges[:-1], edges[1:])
+    if count > 1:
+        rows[[0, -1]] = 0, length - 1
+    return rows.astype(np.int32)
+
+
+def tolerance(dtype: str) -> float:
+    """The error up to which a result counts as right on this platform."""
+    if dtype == "float32" and jax.default_backend() != "cpu":
+        return ACCELERATOR_TOLERANCE
+    return TOLERANCE[dtype]
+
+
+def memory_limit() -> int:
+    """Bytes that temporary arrays may take: the device's, or half of the machine's."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _numpy(x: Any) -> np.ndarray:
+    array = np.asarray(x)
+    return array if array.dtype == np.float64 else array.astype(np.float32)
