@@ -78,11 +78,13 @@ def given(
       tolerance: as of `Subject`.
 
     Raises:
-      ValueError: on inputs that are neither, or tokens without `vocab_size`.
+      ValueError: as of `checked`, or a tolerance below 0.
     """
     rows = checked(inputs, vocab_size=vocab_size)
+    if not tolerance >= 0:
+        raise ValueError(f"expected a tolerance of 0 or more, got {tolerance}")
     return Subject(
-        fn=lambda x: np.asarray(fn(like(inputs, x))),
+        fn=lambda x: fn(like(inputs, x)),
         length=rows.shape[1],
         vocab_size=vocab_size,
         width=None if vocab_size is not None else rows.shape[2],
@@ -101,17 +103,21 @@ def checked(
     """The inputs as NumPy's.
 
     Raises:
-      ValueError: on inputs that are neither tokens nor vectors, or tokens without
-        `vocab_size`.
+      ValueError: on inputs that are neither tokens nor vectors, tokens without
+        `vocab_size`, fewer than 2 ids, or no inputs at all.
     """
     rows = np.asarray(inputs)
-    is_tokens = np.issubdtype(rows.dtype, np.integer)
-    if rows.ndim != (2 if is_tokens else 3) or is_tokens != (vocab_size is not None):
+    kind, ndim = (jnp.floating, 3) if vocab_size is None else (jnp.integer, 2)
+    if rows.ndim != ndim or not jnp.issubdtype(rows.dtype, kind):
         raise ValueError(
             "expected token ids [B T] and vocab_size, or floating point vectors "
             f"[B T E] without, got {rows.dtype} {list(rows.shape)} and "
             f"vocab_size={vocab_size}"
         )
+    if vocab_size is not None and vocab_size < 2:
+        raise ValueError(f"expected a vocab_size of 2 or more, got {vocab_size}")
+    if not rows.size:
+        raise ValueError(f"expected inputs, got none: {rows.dtype} {list(rows.shape)}")
     return rows
 
 
@@ -185,7 +191,9 @@ def together(
             for start in range(0, count, copies):
                 chosen = (start + np.arange(copies)) % count
                 edited = inputs.copy()
-                some = replacements[:, chosen].astype(inputs.dtype)
+                # A huge number is infinite in float16.
+                with np.errstate(over="ignore"):
+                    some = replacements[:, chosen].astype(inputs.dtype)
                 edited[:, position] = some.reshape(len(inputs), *some.shape[2:])
                 yield leaks.Edit(position, everything, edited, since=position)
 

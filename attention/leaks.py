@@ -16,8 +16,9 @@ gives exactly the same bits.
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
@@ -37,8 +38,8 @@ _ULPS_FLOAT32, _ULPS = 64, 2
 _ORDINARY = 30
 
 
-class Refused(Exception):
-    """The function raised, or returned another length than it was given."""
+class Refused(ValueError):
+    """The function raised, or returned something else than one array [B T ...]."""
 
 
 class NotDeterministic(AssertionError):
@@ -84,11 +85,12 @@ class Finding:
       kind: 'leak', 'nan-unsafe' or 'rounding'.
       probe: that saw it.
       source: position of the edited input.
-      target: earliest position of an output that moved.
+      target: earliest position of an output that moved; of rounding, the one that
+        moved most.
       movement: largest change of that output; NaN where it has no size. For the
         probe 'gradients' its largest |cᵀ ∂yᵢ/∂xⱼ|, of `movements.jacobian_norms`.
       size: of the edit; of a token's, the most that it moved an output of the row;
-        0 for a derivative.
+        of a derivative, the largest of all.
       row: of the batch that was edited.
       target_row: of the output; another one where rows are mixed.
       inputs: before the edit, [B T ...].
@@ -105,6 +107,12 @@ class Finding:
     target_row: int
     inputs: Shaped[np.ndarray, "B T ..."]
     edited: Shaped[np.ndarray, "B T ..."]
+
+    @property
+    def share(self) -> float:
+        """Of rounding: the movement in proportion to the size; otherwise 0."""
+        rounds = self.kind == "rounding"
+        return self.movement / (self.size or self.movement) if rounds else 0.0
 
     def error(self) -> LeakError:
         """The finding as the error to raise."""
@@ -134,30 +142,45 @@ def call(fn: Function, inputs: Shaped[np.ndarray, "B T ..."]) -> np.ndarray:
     """The outputs [B T ...] of foreign code on a copy of the inputs.
 
     Raises:
-      Refused: if it raises, or returns other leading axes.
+      Refused: if it raises, or as of `answer`.
     """
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            outputs = np.asarray(fn(inputs.copy()))
+            return answer(fn(inputs.copy()), inputs)
     except Refused:  # who says more of what went wrong
         raise
     # Foreign code: anything may go wrong.
     except (Exception, SystemExit) as error:
         line = " ".join(str(error).split())
         raise Refused(f"{type(error).__name__}: {line}") from error
-    if outputs.shape[:2] != inputs.shape[:2]:
+
+
+def answer(
+    output: Any, inputs: Shaped[movements.AnyArray, "B T ..."]
+) -> Shaped[np.ndarray, "B T ..."]:
+    """What a function returned of such inputs, as NumPy's.
+
+    Raises:
+      Refused: if it is something else than one array [B T ...].
+    """
+    if not isinstance(output, np.ndarray | jax.Array):
+        raise Refused(f"returned {type(output).__name__!r}, expected one array")
+    if output.shape[:2] != inputs.shape[:2]:
         raise Refused(
             f"expected outputs {list(inputs.shape[:2])} + features, "
-            f"got {list(outputs.shape)}"
+            f"got {list(output.shape)}"
         )
-    return outputs
+    return np.asarray(output)
 
 
 def worst(findings: Iterable[Finding | None]) -> Finding | None:
-    """The first of the worst kind."""
-    found = [finding for finding in findings if finding is not None]
-    return min(found, key=lambda x: WORST_FIRST.index(x.kind), default=None)
+    """The first of the worst kind; of rounding, the largest share."""
+    return min(
+        (finding for finding in findings if finding is not None),
+        key=lambda x: (WORST_FIRST.index(x.kind), -x.share),
+        default=None,
+    )
 
 
 def compare(
@@ -229,6 +252,8 @@ def compare_with(
     if tolerance > 0:
         more = _moved_more(base, outputs, edit.rows, sizes, tolerance)
     kind, where = _worst_kind(moved, unsafe, (nonfinite & ~unsafe) | more)
+    if kind == "rounding":
+        where = where & (numbers == numbers[where].max())
     target = int(np.argmax(where.any(axis=0)))
     target_row = int(np.argmax(np.where(where[:, target], numbers[:, target], -1)))
     row = target_row if edit.rows[target_row] else int(np.argmax(edit.rows))
@@ -314,7 +339,8 @@ def _moved_more(
 
 def _at_least_tenth(x: Float[np.ndarray, "B F"]) -> Float[np.ndarray, "B F"]:
     """The numbers of the features, none below their lowest decile."""
-    return np.maximum(x, np.quantile(x, 0.1, axis=-1, keepdims=True))
+    lowest = np.quantile(x, 0.1, axis=-1, keepdims=True, method="lower")
+    return np.maximum(x, lowest)
 
 
 def _ulps(dtype: np.dtype) -> float:

@@ -46,7 +46,7 @@ class Outcome:
       probe: its name.
       kind: of the worst finding, or why there is none; 'void': it showed nothing.
       tried: what it did, or why nothing, in words.
-      finding: the worst, of the earliest source; None if nothing moved.
+      finding: the worst, as of `leaks.worst`; None if nothing moved.
       moved: largest movement of output i by edits of input j, [T T], allowed ones
         too; None where the probe has no such matrix.
       figures: more for a report, ready for JSON.
@@ -224,7 +224,7 @@ def _gradients(subject: edits.Subject) -> Outcome:
         source, target = np.argwhere(kinds[kind].T)[0].tolist()
         derivative = float(norms[target, source])
         finding = leaks.Finding(
-            kind, "gradients", source, target, derivative, 0.0, 0, 0, inputs, inputs
+            kind, "gradients", source, target, derivative, largest, 0, 0, inputs, inputs
         )
     return _outcome("gradients", f"all pairs of {subject.length} positions", finding)
 

@@ -55,11 +55,14 @@ def assert_causal(
       LeakError: naming the source position, the earliest target that moved and by
         how much.
       AssertionError: if fn is not deterministic on equal input.
-      ValueError: on inputs that are neither, or tokens without `vocab_size`.
+      ValueError: on inputs that are neither or hold fewer than 2 positions, tokens
+        without `vocab_size`, a tolerance below 0, or if fn returns something else than
+        one array [B T ...].
     """
     subject = edits.given(
         fn, inputs, vocab_size=vocab_size, rng=rng, edits=_EDITS, tolerance=tolerance
     )
+    _positions(inputs)
     assert_deterministic(fn, inputs)
     _assert_clear(subject, (*_VALUES, "batch"))
 
@@ -74,7 +77,7 @@ def assert_batch_independent(
 ) -> None:
     """No output of a row moves when another row is edited, causal or not.
 
-    Args, Raises: as in `assert_causal`.
+    Args, Raises: as in `assert_causal`; one position is enough.
     """
     subject = edits.given(
         fn, inputs, vocab_size=vocab_size, rng=rng, edits=_EDITS, tolerance=tolerance
@@ -96,8 +99,10 @@ def assert_deterministic(
     Raises:
       NotDeterministic: an AssertionError, naming the first output that differed
         between two calls.
+      ValueError: if fn returns something else than one array [B T ...].
     """
-    moved = movements.movement(np.asarray(fn(inputs)), np.asarray(fn(inputs)))
+    first, second = (leaks.answer(fn(inputs), inputs) for _ in range(2))
+    moved = movements.movement(first, second)
     if np.any(moved != 0):
         row, position = np.argwhere(moved != 0)[0]
         raise leaks.NotDeterministic(
@@ -132,7 +137,8 @@ def assert_padding_invariant(
 
     Raises:
       AssertionError: naming row, position and size of the first difference.
-      ValueError: on inputs as of `assert_causal`, or lengths that are not such.
+      ValueError: on inputs as of `assert_causal`, lengths that are not such or leave
+        nothing to pad, or if fn returns something else than one array [B T ...].
     """
     rows, lengths = edits.checked(inputs, vocab_size=vocab_size), np.asarray(lengths)
     in_range = (lengths > 0) & (lengths <= rows.shape[1])
@@ -142,7 +148,9 @@ def assert_padding_invariant(
             f"got {lengths.tolist()}"
         )
     inside = np.arange(rows.shape[1]) < lengths[:, None]
-    base = np.asarray(fn(inputs, lengths))
+    if inside.all():
+        raise ValueError(f"expected a length below {rows.shape[1]}: nothing is padded")
+    base = leaks.answer(fn(inputs, lengths), rows)
     generator = np.random.default_rng(edits.seed(rng))
     fills: list[np.ndarray]
     if vocab_size is not None:
@@ -153,7 +161,7 @@ def assert_padding_invariant(
     beyond = ~inside.reshape(inside.shape + (1,) * (rows.ndim - 2))
     for fill in fills:
         padded = np.where(beyond, fill.astype(rows.dtype), rows)
-        found = np.asarray(fn(edits.like(inputs, padded), lengths))
+        found = leaks.answer(fn(edits.like(inputs, padded), lengths), rows)
         moved = np.where(inside, movements.movement(base, found), 0)
         for row, position in np.argwhere(moved != 0)[:1]:
             raise AssertionError(
@@ -161,13 +169,11 @@ def assert_padding_invariant(
                 f"{lengths[row]}: it moved by {moved[row, position]:.3g}"
             )
     for row, length in enumerate(lengths.tolist()):
-        alone = fn(
-            edits.like(inputs, rows[row : row + 1, :length]), lengths[row : row + 1]
-        )
+        one = rows[row : row + 1, :length]
+        output = fn(edits.like(inputs, one), lengths[row : row + 1])
+        alone = leaks.answer(output, one)[0]
         what = f"row {row} padded, against the row alone,"
-        equivalence.assert_close(
-            base[row, :length], np.asarray(alone)[0], what, rtol=0.0, atol=atol
-        )
+        equivalence.assert_close(base[row, :length], alone, what, rtol=0.0, atol=atol)
 
 
 def assert_permutation_equivariant(
@@ -183,12 +189,15 @@ def assert_permutation_equivariant(
 
     Raises:
       AssertionError: naming the largest difference.
+      ValueError: on fewer than 2 positions, or if fn returns something else than one
+        array [B T ...].
     """
     generator = np.random.default_rng(edits.seed(rng))
-    length = inputs.shape[1]
-    outputs = np.asarray(fn(inputs))
+    length = _positions(inputs)
+    outputs = leaks.answer(fn(inputs), inputs)
     for p in (generator.permutation(length), np.roll(np.arange(length), 1)):
-        found = fn(edits.like(inputs, np.asarray(inputs)[:, p]))
+        permuted = fn(edits.like(inputs, np.asarray(inputs)[:, p]))
+        found = leaks.answer(permuted, inputs)
         what = f"under the permutation {p.tolist()}"
         equivalence.assert_close(found, outputs[:, p], what, rtol=0.0, atol=atol)
 
@@ -251,26 +260,47 @@ def dependency_matrix(
       rng: key of cotangents or edits; None: a fixed one.
 
     Returns:
-      Bool [T_out T_in].
+      Bool [T_out T_in]; of edits [T T].
+
+    Raises:
+      ValueError: on other inputs, tokens without `vocab_size`, or if fn returns
+        something else than one array of such a shape.
     """
-    if vocab_size is None and _is_traceable(fn, inputs):
-        return (
-            movements.jacobian_norms(fn, inputs, rng=equivalence.key_or_fixed(rng)) != 0
-        )
+    if vocab_size is None and _is_differentiable(fn, inputs):
+        rng = equivalence.key_or_fixed(rng)
+        return movements.jacobian_norms(fn, inputs, rng=rng) != 0
     subject = edits.given(
         fn, inputs, vocab_size=vocab_size, rng=rng, edits=_EDITS, tolerance=0.0
     )
     count = 4 if vocab_size is None else min(4, vocab_size - 1)
     made = edits.together(subject, np.asarray(inputs), edits.ordinary(subject, count))
-    return search.examine("edits", subject.fn, *made, tolerance=0.0).moved != 0
+    with _own_errors():
+        return search.examine("edits", subject.fn, *made, tolerance=0.0).moved != 0
 
 
-def _is_traceable(fn: movements.Function, inputs: Any) -> bool:
+def _is_differentiable(fn: movements.Function, inputs: Any) -> bool:
+    """Whether JAX can trace it from vectors [T E] or [B T E] to vectors."""
+    x = jnp.asarray(inputs)
+    if x.ndim not in (2, 3) or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
+        return False
     try:
-        jax.eval_shape(fn, jnp.asarray(inputs))
+        y = jax.eval_shape(fn, x)
     except jax.errors.JAXTypeError:
         return False
-    return True
+    batch = x.shape[:-2]
+    shape = getattr(y, "shape", None)
+    if shape is None or len(shape) <= len(batch) or shape[: len(batch)] != batch:
+        raise ValueError(f"expected one array {[*batch, 'T', '...']}, got {y}")
+    return jnp.issubdtype(y.dtype, jnp.floating)
+
+
+def _positions(inputs: Shaped[movements.AnyArray, "B T ..."]) -> int:
+    """T of inputs [B T ...]; ValueError where none could see another."""
+    if inputs.ndim < 2 or inputs.shape[1] < 2:
+        raise ValueError(
+            f"expected inputs [B T ...] of 2 positions at least, got {inputs.shape}"
+        )
+    return inputs.shape[1]
 
 
 def _assert_clear(subject: edits.Subject, names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ class Seen(NamedTuple):
     """What some edits showed.
 
     Attributes:
-      finding: the worst, of the earliest source among equals.
+      finding: the worst, as of `leaks.worst`.
       moved: largest movement of output i of a row by edits of its input j, allowed
         ones included; infinite where it has no size.
       refused: edits that the function refused.
@@ -125,8 +125,8 @@ def shrink(
 ) -> leaks.Finding:
     """The smallest pair of inputs found that still shows a leak.
 
-    One row instead of the batch, nothing after the edit, as little as possible before
-    it; each is kept if the leak still shows.
+    One row instead of the batch, as little as possible after the edit and before it:
+    nothing, or as much as a power of two; each is kept if the leak still shows.
 
     Args:
       fn: the function that leaks, in the mode in which it does.
@@ -143,7 +143,7 @@ def shrink(
         pair = [x[rows, positions] for x in (smallest.inputs, smallest.edited)]
         try:
             found = leaks.compare(finding.probe, fn, *pair, tolerance=tolerance)
-        except (leaks.Refused, ValueError):
+        except ValueError:
             found = None
         if found is None or found.kind != "leak":
             return False
@@ -154,7 +154,9 @@ def shrink(
     attempt([finding.target_row], everything) or attempt(
         sorted({finding.row, finding.target_row}), everything
     )
-    attempt(everything, slice(0, max(smallest.source, smallest.target) + 1))
+    end = max(smallest.source, smallest.target) + 1
+    while end < smallest.inputs.shape[1] and not attempt(everything, slice(0, end)):
+        end = 2 ** end.bit_length()
     kept = 2
     while kept < smallest.inputs.shape[1] and not attempt(
         everything, slice(-kept, None)

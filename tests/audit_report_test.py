@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import rich.console
 
-from attention import probes
+from attention import leaks, probes
 from train import audit_report
 
 
@@ -34,8 +34,40 @@ def test_without_the_main_probe_nothing_is_verified(capsys):
     assert audit_report.verdict(rows) == "no leak found"
 
 
-@pytest.mark.parametrize(("result", "leaks"), [("rounding", False), ("leak", True)])
-def test_the_picture_shows_what_moved_by_more_than_rounding(tmp_path, result, leaks):
+def test_a_verdict_names_the_probes_where_not_all_ran(capsys):
+    rows = [row("edits", "clear"), row("batch", "rounding"), row("tiny", "skipped")]
+    rows += [row("lengths", "refused"), row("huge", "not applicable")]
+    audit_report.show_verdict(rich.console.Console(), rows, [], [])
+    wanted = "verdict: no leak found by edits, batch; not run: tiny, lengths\n"
+    assert wanted in capsys.readouterr().out
+
+
+def finding(probe, movement, target_row=0):
+    x = np.zeros((2, 3, 1))
+    return leaks.Finding("rounding", probe, 2, 1, movement, 2.0, 0, target_row, x, x)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (finding("edits", 9e-7), "up to 4.5e-07 of the edit (output 1 by input 2): su"),
+        (finding("batch", 9e-7, 1), "(output 1 of row 1 by input 2 of row 0)"),
+        (finding("gradients", 9e-7), "not 0, but 4.5e-07 of the largest (output 1 by"),
+    ],
+)
+def test_of_rounding_the_size_and_the_place_are_said(capsys, found, words):
+    rows = [probes.Outcome(found.probe, "rounding", "", found), row("batch", "clear")]
+    audit_report.show_verdict(rich.console.Console(), rows, [], [])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rounding: " in out and words in out
+    audit_report.show_verdict(
+        rich.console.Console(), [*rows, row("tiny", "leak")], [], []
+    )
+    assert "rounding" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("result", "seen"), [("rounding", False), ("leak", True)])
+def test_the_picture_shows_what_moved_by_more_than_rounding(tmp_path, result, seen):
     moved = np.tril(np.ones((3, 3)))
     moved[2, 0] = 1e-6
     moved[2, 1] = moved[0, 1] = np.inf
@@ -44,4 +76,4 @@ def test_the_picture_shows_what_moved_by_more_than_rounding(tmp_path, result, le
         "figures/dependency.png"
     ]
     dependency = np.load(tmp_path / "figures/dependency.npz")["dependency"]
-    np.testing.assert_array_equal(dependency, [[1, leaks, 0], [1, 1, 0], [0, 1, 1]])
+    np.testing.assert_array_equal(dependency, [[1, seen, 0], [1, 1, 0], [0, 1, 1]])

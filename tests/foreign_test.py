@@ -66,6 +66,8 @@ def test_load(stranger, module):
         ("theirs:", "expected package.module:callable, got 'theirs:'"),
         ("nope:f", "no module 'nope' in '.*' or elsewhere on the path"),
         ("package.nope:f", "no module 'package.nope' in"),
+        ("theirs.py:broken", "no module 'theirs.py' .*: is theirs:broken meant"),
+        ("package/module.py:f", "no module .*: is package.module:f meant"),
         (
             "package.needs:f",
             r"ModuleNotFoundError: No module named 'nope' \(package/needs",
@@ -112,6 +114,12 @@ def test_a_name_of_ours_is_taken(stranger, tmp_path, name):
     message = rf"; {name}.py here has the name of a package of this program: rename it"
     with pytest.raises(ValueError, match=f"'{name}:g' was not found.*{message}"):
         foreign.load(f"{name}:g")
-    (tmp_path / "theirs.py").write_text(f"from {name} import g\n")
-    with pytest.raises(ValueError, match=rf"cannot import name 'g'.*{message}"):
+    # Another name that clashes, but is not to blame.
+    (tmp_path / "models").mkdir()
+    for text in (f"from {name} import g\n", f"import {name}\n{name}.g\n"):
+        (tmp_path / "theirs.py").write_text(text)
+        with pytest.raises(ValueError, match=rf"importing 'theirs' .*'g'.*{message}"):
+            foreign.load("theirs:g")
+    (tmp_path / "theirs.py").write_text("import nope\n")
+    with pytest.raises(ValueError, match=r"named 'nope' \(theirs.py, line 1\)$"):
         foreign.load("theirs:g")

@@ -55,8 +55,8 @@ _LEAKS = (
 
 _SEARCH = (
     (
-        "slice(0, max(smallest.source, smallest.target) + 1)",
-        "slice(0, max(smallest.source, smallest.target))",
+        "end = max(smallest.source, smallest.target) + 1",
+        "end = smallest.inputs.shape[1]",
         "the smallest input keeps what follows the edit",
     ),
     (

@@ -91,6 +91,18 @@ def test_rounding_is_a_leak_only_if_no_bit_may_move():
         properties.assert_causal(long_sum, X, tolerance=0)
 
 
+def test_a_column_of_huge_numbers_hides_no_other():
+    """Each feature of the outputs is measured by itself, be there only two."""
+    table = np.random.default_rng(0).normal(size=8).astype(np.float32)
+
+    def leaky(tokens):
+        own, following = table[tokens], table[np.roll(tokens, -1, axis=1)]
+        return np.stack([1e8 * own, own + 1e-3 * following], axis=-1)
+
+    with pytest.raises(properties.LeakError, match="output 0 depends on input 1"):
+        properties.assert_causal(leaky, np.arange(8)[None], vocab_size=8)
+
+
 def test_one_rare_token_is_found_and_named():
     def fn(tokens):
         outputs = np.array(tokens, np.float32)
@@ -140,6 +152,54 @@ def test_an_error_of_the_function_is_its_own():
 def test_inputs_of_neither_kind_are_refused(inputs, vocab_size):
     with pytest.raises(ValueError, match="expected token ids"):
         properties.assert_causal(np.cumsum, inputs, vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_inputs_without_a_later_one_are_refused(length):
+    for inputs, vocab_size in ((X, None), (TOKENS, V)):
+        with pytest.raises(ValueError, match="expected inputs"):
+            properties.assert_causal(
+                np.cumsum, inputs[:, :length], vocab_size=vocab_size
+            )
+    with pytest.raises(ValueError, match=r"2 positions at least, got \(2, "):
+        properties.assert_permutation_equivariant(np.cumsum, X[:, :length])
+
+
+def test_arguments_that_show_nothing_are_refused():
+    with pytest.raises(ValueError, match="expected a tolerance of 0 or more, got -1"):
+        properties.assert_causal(np.cumsum, X, tolerance=-1)
+    with pytest.raises(ValueError, match="expected a vocab_size of 2 or more, got 1"):
+        properties.dependency_matrix(np.cumsum, TOKENS, vocab_size=1)
+    with pytest.raises(ValueError, match="expected a length below 6: nothing is pad"):
+        properties.assert_padding_invariant(masked_mean, X, LENGTHS * 0 + T)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: (y, y), "expected one array"),
+        (lambda y: y[:1], r"expected .*\[2, .* got .*1, 6, 3"),
+        (lambda y: y.sum(), r"expected .* got (\[\]|.*shape=\(\))"),
+    ],
+    ids=["tuple", "shape", "scalar"],
+)
+def test_outputs_of_another_kind_are_refused(change, message):
+    def fn(x):
+        return change(jnp.cumsum(x, axis=1))
+
+    for check in (
+        properties.assert_causal,
+        properties.assert_batch_independent,
+        properties.assert_deterministic,
+        properties.assert_permutation_equivariant,
+        properties.dependency_matrix,
+    ):
+        with pytest.raises(ValueError, match=message):
+            check(fn, jnp.asarray(X))
+
+
+def test_huge_numbers_overflow_float16_in_silence():
+    properties.assert_causal(lambda x: np.cumsum(x, 1), X.astype(np.float16))
 
 
 # Padding, permutations, streams
@@ -300,6 +360,11 @@ def test_dependency_matrix_of_a_batch_is_the_union_of_its_rows():
     expected[[1, 3], [5, 2]] = True
     found = properties.dependency_matrix(fn, X, rng=KEY)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_dependency_matrix_of_tokens_needs_their_number():
+    with pytest.raises(ValueError, match="expected token ids .* and vocab_size=None"):
+        properties.dependency_matrix(np.cumsum, TOKENS)
 
 
 def test_dependency_matrix_by_edits():

@@ -42,6 +42,21 @@ def test_a_leak_that_needs_its_positions_keeps_them():
     assert (smallest.source, smallest.target) == (8, 7)
 
 
+@pytest.mark.parametrize("least", [8, 12])
+def test_a_function_of_few_lengths_keeps_few_positions_after_the_edit(least):
+    """A power of two where it takes that; all where it takes none."""
+
+    def fn(x):
+        if x.shape[1] < least:
+            raise RuntimeError("too short")
+        return x + probed.next_one(x)
+
+    finding = probes.run("edits", probed.subject(fn)).finding
+    smallest = search.shrink(fn, finding, tolerance=leaks.ROUNDING)
+    assert smallest.inputs.shape == (1, least, probed.E)
+    assert (smallest.source, smallest.target) == (1, 0)
+
+
 def test_equal_inputs_show_nothing():
     x = np.zeros((1, 2, 3), np.float32)
     with pytest.raises(ValueError, match="equal"):
@@ -69,6 +84,18 @@ def test_only_the_worst_finding_is_kept():
     )
     assert (seen.finding.source, seen.finding.target) == (1, 0)
     assert [i for i, edited in enumerate(made) if edited() is not None] == [1]
+
+
+def test_of_rounding_the_largest_share_is_kept():
+    def fn(x):
+        out = np.zeros_like(x)
+        out[:, 0] = 1e-7 * x[:, 3]
+        out[:, [1, 2]] = np.array([[1e-6], [4e-6]], np.float32) * x[:, 5:6]
+        return out
+
+    finding = probes.run("edits", probed.subject(fn)).finding
+    assert (finding.kind, finding.source, finding.target) == ("rounding", 5, 2)
+    assert finding.share == pytest.approx(4e-6, rel=1e-3)
 
 
 def test_a_function_that_refuses_every_edit_is_soon_left_alone():

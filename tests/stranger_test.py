@@ -116,10 +116,12 @@ def test_a_leak(run):
     assert by_hand(leak) == pytest.approx(arrays["movement"])
     status, out, _ = run(*shlex.split(leak["replay"])[3:])
     assert (status, out.count("\n")) == (1, 1)
-    assert out.startswith("still leaks: output 3 depends on input 5")
+    at_the_pair = "still leaks, at the smallest pair: output 3 depends on input 5: it "
+    assert out == f"{at_the_pair}moved by {float(arrays['movement']):.3g}\n"
     # A mended callable of another name, in the same place.
     status, out, _ = run("--target=theirs:honest", "--replay=runs/audit/leak.npz")
-    assert (status, out) == (0, "no leak any more: no output moves\n")
+    assert status == 0 and out.startswith("no leak any more, ")
+    assert out.endswith(": no output moves (the leak was of theirs:leaky)\n")
 
 
 def by_hand(leak):
@@ -128,6 +130,12 @@ def by_hand(leak):
     with contextlib.redirect_stdout(out):
         exec("\n".join(leak["by_hand"]), {})
     return float(out.getvalue())
+
+
+@pytest.mark.parametrize("name", ["leak", "x"])
+def test_a_callable_that_is_called_like_a_name_of_the_lines(run, name):
+    assert run(f"--target=theirs:{name}", *TOKENS, "--skip=batch")[0] == 1
+    assert by_hand(report()["leak"]) > 0
 
 
 def test_a_clean_audit_leaves_nothing_of_a_leak(run):
@@ -208,7 +216,10 @@ def test_rounding_and_nan_are_reported_and_not_failed(run):
     assert status == 0
     assert results()["edits"] == "rounding"
     assert results()["non-finite"] == "nan-unsafe"
-    assert "rounding: sums in another order" in out
+    rows = report()["causality"]["probes"]
+    found = [row["finding"] for row in rows if row["result"] == "rounding"]
+    share = max(finding["movement"] / finding["size"] for finding in found)
+    assert f"rounding: outputs that must not move do by up to {share:.2g} of" in out
     assert "nan-unsafe: 0 x NaN" in out
     assert report()["causality"]["passed"] is True
     (edits, *_) = report()["causality"]["probes"]
@@ -224,11 +235,12 @@ def test_a_target_that_ignores_its_input_is_doubted(run):
 
 
 def test_a_picky_target_is_refused_elsewhere(run):
-    status, _, _ = run("--target=theirs:picky", *TOKENS)
+    status, out, _ = run("--target=theirs:picky", *TOKENS)
     found = {row["name"]: row for row in report()["causality"]["probes"]}
     assert found["lengths"]["result"] == "refused"
     assert found["lengths"]["passed"] is None
     assert found["batch sizes"]["result"] == "clear" and status == 0
+    assert "verdict: no leak found by edits, batch, batch sizes; not run: le" in out
 
 
 def test_a_leak_under_huge_inputs_only_says_so(run):
@@ -321,8 +333,12 @@ def test_an_interrupted_audit_leaves_no_report(run, monkeypatch):
         (["--target=theirs:exits", *TOKENS], "raised SystemExit: 0 (theirs.py, line"),
         (["--target=theirs:honest", *TOKENS, "--trainer=nope:x"], "no module 'nope'"),
         (["--target=theirs:honest", *TOKENS, "--workdir=theirs.py"], "cannot be made"),
-        (["--target=theirs:honest", "--replay=nope.npz"], "No such file or directory"),
-        (["--target=theirs:honest", "--replay=theirs.py"], "holds no leak of an audit"),
+        (["--target=theirs:honest", "--replay=nope.npz"], "'nope.npz' does not exist"),
+        (
+            ["--target=theirs:honest", "--replay=theirs.py"],
+            "is not an .npz of an audit",
+        ),
+        (["--target=theirs:honest", "--replay="], "--replay needs a file, such as"),
         *(
             (
                 ["--target=theirs:honest", "--replay=leak.npz", flag],

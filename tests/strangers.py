@@ -90,4 +90,7 @@ def idle(rows):
 
 def broken(rows):
     raise RuntimeError("out of memory")
+
+
+leak = x = leaky
 '''

@@ -9,7 +9,8 @@ A run of train.main, by three proofs:
    (shown in float32, where no dependence rounds to nothing);
 3. learning: trained on uniform random tokens, it does not beat log V on fresh ones.
 
-Anyone's callable in JAX, NumPy or PyTorch, by ten probes (docs/verifier.md):
+Anyone's callable in JAX, NumPy or PyTorch, by nine probes (docs/verifier.md), and
+anyone's trainer by the learning proof:
 
     python -m train.audit --target=package.module:callable --vocab_size=65 --length=64
     python -m train.audit --target=package.module:callable --input=embeddings --width=32
@@ -99,9 +100,9 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and audits what they name."""
-    if values.target:
-        return _replay(values) if values.replay else _audit_target(values)
-    return _audit_run(values)
+    if not values.target:
+        return _audit_run(values)
+    return _audit_target(values) if values.replay is None else _replay(values)
 
 
 def _audit_run(values: flags.FlagValues) -> int:
@@ -169,12 +170,17 @@ def _audit_target(values: flags.FlagValues) -> int:
 def _replay(values: flags.FlagValues) -> int:
     """A leak that was found before, on a stranger's callable."""
     _refuse_flags(values, but=("target", "replay"), why="does not go with --replay")
+    if not values.replay:
+        raise cli.UsageError("--replay needs a file, such as runs/audit/leak.npz")
     with cli.usage_errors(), _unusable():
         arrays = replay.read(pathlib.Path(values.replay))
         finding = replay.replay(foreign.load(values.target), arrays)
     leaks_still = finding is not None and finding.kind == "leak"
+    verdict = "still leaks" if leaks_still else "no leak any more"
     words = replay.words(finding) if finding else "no output moves"
-    print("still leaks:" if leaks_still else "no leak any more:", words)
+    found_in = str(arrays["callable"])
+    whose = "" if found_in == values.target else f" (the leak was of {found_in})"
+    print(f"{verdict}, at the smallest pair: {words}{whose}")
     return 1 if leaks_still else 0
 
 

@@ -36,10 +36,6 @@ _PASSED = {
     "leak": False,
     "void": False,
 }
-_EXPLANATIONS = {
-    "rounding": "sums in another order, as an FFT's, move earlier outputs a little",
-    "nan-unsafe": "0 x NaN: earlier outputs turn into NaN, and no number moves",
-}
 # What to say of a leak that this probe alone has seen, of that size.
 _HINTS = {
     "huge": "only under inputs of size {:.3g}",
@@ -223,17 +219,31 @@ def show_verdict(
     """
     found = verdict(outcomes)
     why = f": {lines[0]}" if lines else ""
+    if found == NO_LEAK:
+        why = _by_whom(outcomes)
     _say(console, f"verdict: {found}{why}", _STYLES.get(found))
     for line in [*lines[1:], *_explanations(outcomes), *notes]:
         _say(console, line)
 
 
+def _by_whom(outcomes: Sequence[probes.Outcome]) -> str:
+    """Which probes found no leak, where some that could have did not run."""
+    ran, not_run = (
+        ", ".join(outcome.probe for outcome in outcomes if outcome.kind in kinds)
+        for kinds in (_PASSED, ("skipped", "refused"))
+    )
+    return f" by {ran}; not run: {not_run}" if not_run else ""
+
+
 def _explanations(outcomes: Sequence[probes.Outcome]) -> Iterator[str]:
     """What is neither clear nor a leak, and what the learning proof showed."""
-    results = {outcome.kind for outcome in outcomes}
-    for result, words in _EXPLANATIONS.items():
-        if result in results:
-            yield f"{result}: {words}"
+    rounding = [outcome.finding for outcome in outcomes if outcome.kind == "rounding"]
+    if (most := leaks.worst(rounding)) and verdict(outcomes) != LEAK:
+        yield f"rounding: {replay.rounding_words(most)}"
+    if any(outcome.kind == "nan-unsafe" for outcome in outcomes):
+        yield (
+            "nan-unsafe: 0 x NaN: earlier outputs turn into NaN, and no number moves"
+        )
     if any(
         outcome.moved is not None and not outcome.moved.any() for outcome in outcomes
     ):

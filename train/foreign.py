@@ -61,19 +61,21 @@ def load(name: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if missing and f"{module_name}.".startswith(f"{missing}."):
+            meant = module_name.removesuffix(".py").replace(os.sep, ".")
+            hint = "" if meant == module_name else f": is {meant}:{path} meant?"
             raise ValueError(
                 f"no module {missing!r} in {os.getcwd()!r} or elsewhere on the path"
-                f"{_collision()}"
+                f"{hint or _collision(module_name)}"
             ) from error
         raise ValueError(
-            f"importing {module_name!r} raised {blame(error)}{_collision()}"
+            f"importing {module_name!r} raised {blame(error)}{_collision(_of(error))}"
         ) from error
     for attribute in path.split("."):
         try:
             found = getattr(found, attribute)
         except Exception as error:
             raise ValueError(
-                f"{name!r} was not found: {error}{_collision()}"
+                f"{name!r} was not found: {error}{_collision(module_name)}"
             ) from error
     if isinstance(found, type):
         raise ValueError(
@@ -90,17 +92,19 @@ def load(name: str) -> Callable[..., Any]:
     return found
 
 
-def _collision() -> str:
-    """What to say of a stranger's file that has the name of a package of ours."""
-    here = pathlib.Path.cwd()
-    if here == pathlib.Path(__file__).parent.parent:
+def _of(error: BaseException) -> str:
+    """The module in which something was not found; '' if that is not what it says."""
+    if isinstance(error, AttributeError):
+        return getattr(error.obj, "__name__", "")
+    return (error.name or "") if isinstance(error, ImportError) else ""
+
+
+def _collision(module_name: str) -> str:
+    """What to say if that module is a package of ours, not the stranger's file."""
+    here, name = pathlib.Path.cwd(), module_name.partition(".")[0]
+    if name not in _TAKEN or here == pathlib.Path(__file__).parent.parent:
         return ""
-    found = [
-        path.name
-        for name in _TAKEN
-        for path in (here / f"{name}.py", here / name)
-        if path.exists()
-    ]
+    found = [path.name for path in (here / f"{name}.py", here / name) if path.exists()]
     if not found:
         return ""
     return f"; {found[0]} here has the name of a package of this program: rename it"

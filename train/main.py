@@ -3,7 +3,7 @@
     python -m train.main --config=configs/tiny_lm.py --workdir=runs/tiny_lm
 
 Every field of the configuration is a flag, such as --config.model.num_heads=8. A rerun
-in the same workdir continues. Exit status: 0 trained and verified, 1 not causal,
+in the same workdir continues. Exit status: 0 trained and verified, 1 not shown causal,
 2 unusable arguments or input, 130 Ctrl-C, 143 SIGTERM (both with the state saved).
 """
 

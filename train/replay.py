@@ -24,13 +24,14 @@ from attention import leaks, probes, search
 from train import frameworks, modes, targets
 
 FILE_NAME = "leak.npz"
-# What the lines for replaying by hand may need.
+# What the lines for replaying by hand may need, and what they call the callable.
 _IMPORTS = {
-    "jax": "import jax",
-    "jnp": "import jax.numpy as jnp",
-    "np": "import numpy as np",
-    "torch": "import torch",
+    "jax": "jax",
+    "jnp": "jax.numpy as jnp",
+    "np": "numpy as np",
+    "torch": "torch",
 }
+_CALLABLE = "f"
 # Of an .npz file: every name that `save` writes.
 _NAMES = (
     "inputs",
@@ -83,11 +84,7 @@ def of_mode(target: targets.Target, mode: str) -> Callable[[np.ndarray], np.ndar
 
 def words(finding: leaks.Finding) -> str:
     """What was seen, in words that fit a line."""
-    if finding.row == finding.target_row:
-        output, by = f"output {finding.target}", f"input {finding.source}"
-    else:
-        output = f"output {finding.target} of row {finding.target_row}"
-        by = f"input {finding.source} of row {finding.row}"
+    output, by = _places(finding)
     if finding.probe == "gradients":
         how = "its derivative in a random direction"
         return f"{output} depends on {by}: {how} is {finding.movement:.3g}"
@@ -97,6 +94,26 @@ def words(finding: leaks.Finding) -> str:
     if finding.inputs.ndim == 2:
         return f"{output} depends on {by}: it {how}"
     return f"{output} depends on {by}: it {how}; the edit: {finding.size:.3g}"
+
+
+def rounding_words(finding: leaks.Finding) -> str:
+    """How much rounding was seen, and where."""
+    (output, by), share = _places(finding), f"{finding.share:.2g}"
+    how = f"outputs that must not move do by up to {share} of the edit"
+    if finding.probe == "gradients":
+        how = f"derivatives by later inputs are not 0, but {share} of the largest"
+    return (
+        f"{how} ({output} by {by}): sums in another order do that, and so would a "
+        "leak this small"
+    )
+
+
+def _places(finding: leaks.Finding) -> tuple[str, str]:
+    """The output that moved, and the input that moved it."""
+    output, by = f"output {finding.target}", f"input {finding.source}"
+    if finding.row == finding.target_row:
+        return output, by
+    return f"{output} of row {finding.target_row}", f"{by} of row {finding.row}"
 
 
 def command(target: targets.Target, path: pathlib.Path) -> list[str]:
@@ -117,15 +134,17 @@ def by_hand(
     """
     if mode(finding) == "training":
         return []
-    module, _, fn = target.name.partition(":")
+    module, _, name = target.name.partition(":")
+    root, *attributes = name.split(".")
+    fn = ".".join([_CALLABLE, *attributes])
     lines = _by_hand(fn, target, finding, path)
     imports = [
-        statement
-        for used, statement in _IMPORTS.items()
+        name
+        for used, name in _IMPORTS.items()
         if any(re.search(rf"\b{used}\.", line) for line in lines)
     ]
-    imports.append(f"from {module} import {fn.partition('.')[0]}")
-    return ["; ".join(imports), *lines]
+    named = f"from {module} import {root} as {_CALLABLE}"
+    return [f"import {', '.join(imports)}; {named}", *lines]
 
 
 def _by_hand(
@@ -214,8 +233,10 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path) as file:
             arrays = {key: file[key] for key in _NAMES}
+    except FileNotFoundError:
+        raise ValueError(f"{str(path)!r} does not exist") from None
     except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{str(path)!r} holds no leak of an audit: {error}") from error
+        raise ValueError(f"{str(path)!r} is not an .npz of an audit") from error
     pair = [arrays[name] for name in ("inputs", "edited")]
     kind = {2: np.integer, 3: np.floating}.get(pair[0].ndim)
     if kind is None or not all(

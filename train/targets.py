@@ -156,7 +156,9 @@ def _check_shape(
         hint = ": the batch axis is missing"
     elif fits and vocab_size is not None:
         fits = outputs.ndim > 2 and outputs.shape[-1] == vocab_size
-        hint = f": is --vocab_size={outputs.shape[-1]} meant?"
+        hint = ": the axis of the vocabulary is missing"
+        if outputs.ndim > 2:
+            hint = f": is --vocab_size={outputs.shape[-1]} meant?"
     if not fits:
         raise ValueError(
             f"with {_words(inputs)} it returned {_shape(outputs)}, "
