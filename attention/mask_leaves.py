@@ -265,10 +265,12 @@ def _per_row(lengths: Array, places: mask_algebra.Places) -> Int[Array, "B|1 1 1
 
 
 def _lookup(data: Array, positions: Array, *, axis: int) -> tuple[Array, Array]:
-    """Entries of the data at the positions, and which positions lie inside of it."""
+    """Entries of the data at the positions, and which positions lie inside of it.
+
+    At the others there is no error and something to ignore.
+    """
     inside = (positions >= 0) & (positions < data.shape[axis])
-    index = jnp.where(inside, positions, 0)
-    return jnp.take_along_axis(data, index, axis=axis, mode="fill"), inside
+    return jnp.take_along_axis(data, positions, axis=axis, mode="fill"), inside
 
 
 def _extremes(
