@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from attention import dropout, numerics, softmax, visits
 
@@ -63,12 +63,12 @@ class Kernel:
 
 
 class Inputs(NamedTuple):
-    """What is differentiated. Lengths are whole blocks, padded with zeros."""
+    """What is differentiated, in I and J whole blocks, the last padded with zeros."""
 
-    query: Float[Array, "T H"]  # scaled
-    key: Float[Array, "S H"]
-    value: Float[Array, "S D"]
-    bias: Float[Array, "T|1 S|1"] | None
+    query: Float[Array, "I bq H"]  # scaled
+    key: Float[Array, "J bk H"]
+    value: Float[Array, "J bk D"]
+    bias: Float[Array, "I·bq|1 J·bk|1"] | None
     sink: Float[Array, ""] | None
     floats: tuple[Array, ...]  # over which score_mod closes
 
@@ -98,7 +98,7 @@ class Context(NamedTuple):
     head: Int[Array, ""]
 
 
-Outputs = tuple[Float[Array, "T D"], Float[Array, "T"]]
+Outputs = tuple[Float[Array, "I bq D"], Float[Array, "I bq"]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -108,24 +108,23 @@ def attention(kernel: Kernel, inputs: Inputs, context: Context) -> Outputs:
 
 
 def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
-    keys, values = (_blocks(x, kernel.key_block) for x in (inputs.key, inputs.value))
+    # Whatever is read transposed in the loop is transposed here, once.
+    keys, values = inputs.key.swapaxes(1, 2), inputs.value
 
     def query_block(block: Any) -> Any:
         query, route = block
-        i = route.block
 
         def step(masked: bool, j: Array, carry: Any) -> Any:
             peak, total, mean = carry
-            bias = _tile(kernel, inputs.bias, i, j)
-            scores = _scores(
-                kernel, context, masked, i, j, query, keys[j], bias, inputs.floats
-            )
+            place = _Place(kernel, context, route.block, j)
+            key, value = (x[j].astype(query.dtype) for x in (keys, values))
+            bias = place.part(inputs.bias)
+            scores = place.scores(masked, place.matmul(query, key), bias, inputs.floats)
             new = jnp.maximum(peak, lax.stop_gradient(jnp.max(scores, axis=1)))
             weights = jnp.exp(scores - _finite(new)[:, None])
             decay = jnp.exp(peak - _finite(new))
             total = decay * total + jnp.sum(weights, axis=1)
-            value = values[j].astype(weights.dtype)
-            product = _matmul(kernel, _drop(kernel, context, i, j, weights), value)
+            product = place.matmul(place.drop(weights), value)
             return new, total, decay[:, None] * mean + product
 
         row = jnp.zeros_like(query, shape=query.shape[0])
@@ -140,158 +139,140 @@ def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
         log_normalizer = jnp.where(total == 0, -jnp.inf, jnp.log(divisor) + peak)
         return mean / divisor[:, None], log_normalizer, _finite(peak), divisor
 
-    queries = _blocks(inputs.query, kernel.query_block)
-    results = lax.map(query_block, (queries, context.by_query))
-    output, log_normalizer, peak, divisor = (_whole(x) for x in results)
+    output, log_normalizer, peak, divisor = lax.map(
+        query_block, (inputs.query, context.by_query)
+    )
     saved = inputs, context, output, peak, divisor
     return (output, log_normalizer), saved
 
 
 def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, None]:
-    inputs, context, output, peak, divisor = saved
+    inputs, context, output, peaks, divisor = saved
     d_output, d_log_normalizer = cotangents
     # Divided by l here, once, and not in every weight.
-    offset = (jnp.sum(d_output * output, axis=1) - d_log_normalizer) / divisor
-    rows = d_output / divisor[:, None], offset, peak, inputs.query
-    slopes, offsets, peaks, queries = (_blocks(x, kernel.query_block) for x in rows)
+    offsets = (jnp.sum(d_output * output, axis=2) - d_log_normalizer) / divisor
+    queries, slopes = inputs.query, d_output / divisor[:, :, None]
+    queries_t, slopes_t = (x.swapaxes(1, 2) for x in (queries, slopes))
 
     def key_block(summed: Any, block: Any) -> Any:
         key, value, route = block
-        j = route.block
         key, value = (x.astype(queries.dtype) for x in (key, value))
+        key_t, value_t = key.T, value.T
 
         def step(masked: bool, i: Array, carry: Any) -> Any:
             d_query, d_bias, d_floats, d_key, d_value = carry
+            place = _Place(kernel, context, i, route.block)
             scores, transpose = jax.vjp(
-                functools.partial(_scores, kernel, context, masked, i, j),
-                queries[i],
-                key,
-                _tile(kernel, inputs.bias, i, j),
+                functools.partial(place.scores, masked),
+                place.matmul(queries[i], key_t),
+                place.part(inputs.bias),
                 inputs.floats,
             )
             weights = jnp.exp(scores - peaks[i][:, None])
-            kept = _drop(kernel, context, i, j, weights)
-            d_kept = _matmul(kernel, slopes[i], value.T)
-            d_weights = _drop(kernel, context, i, j, d_kept)
+            d_weights = place.drop(place.matmul(slopes[i], value_t))
             d_scores = weights * (d_weights - offsets[i][:, None])
-            by_query, by_key, by_bias, by_floats = transpose(d_scores)
+            d_products, by_bias, by_floats = transpose(d_scores)
+            # Sums over queries are formed transposed, [H bk]: of a product that
+            # contracts the first axis of both factors CPUs make three times the work.
             return (
-                _add(d_query, by_query, i),
-                _add_tile(kernel, d_bias, by_bias, i, j),
+                d_query.at[i].add(place.matmul(d_products, key)),
+                place.add_part(d_bias, by_bias),
                 jax.tree.map(lambda x, y: x + y.astype(x.dtype), d_floats, by_floats),
-                d_key + by_key,
-                d_value + _matmul(kernel, kept.T, slopes[i]),
+                d_key + place.matmul(queries_t[i], d_products),
+                d_value + place.matmul(slopes_t[i], place.drop(weights)),
             )
 
-        nothing = jnp.zeros_like(key), jnp.zeros_like(value)
+        nothing = jnp.zeros_like(key_t), jnp.zeros_like(value_t)
         *summed, d_key, d_value = route.fold(step, (*summed, *nothing))
-        return tuple(summed), (d_key, d_value)
+        return tuple(summed), (d_key.T, d_value.T)
 
-    keys, values = (_blocks(x, kernel.key_block) for x in (inputs.key, inputs.value))
     zeros = jax.tree.map(_wide_zeros, (queries, inputs.bias, inputs.floats))
     (d_query, d_bias, d_floats), (d_key, d_value) = lax.scan(
-        key_block, zeros, (keys, values, context.by_key)
+        key_block, zeros, (inputs.key, inputs.value, context.by_key)
     )
     d_sink = None
     if inputs.sink is not None:
-        d_sink = -jnp.sum(jnp.exp(inputs.sink - peak) * offset)
-    gradients = Inputs(
-        _whole(d_query), _whole(d_key), _whole(d_value), d_bias, d_sink, d_floats
-    )
+        d_sink = -jnp.sum(jnp.exp(inputs.sink - peaks) * offsets)
+    gradients = Inputs(d_query, d_key, d_value, d_bias, d_sink, d_floats)
     return jax.tree.map(lambda x, y: x.astype(y.dtype), gradients, inputs), None
 
 
 attention.defvjp(_forward, _backward)
 
 
-def _scores(
-    kernel: Kernel,
-    context: Context,
-    masked: bool,
-    i: Array,
-    j: Array,
-    query: Float[Array, "bq H"],
-    key: Float[Array, "bk H"],
-    bias: Float[Array, "bq|1 bk|1"] | None,
-    floats: tuple[Array, ...],
-) -> Float[Array, "bq bk"]:
-    """Scores of block (i, j), -inf where masked."""
-    at = i * kernel.query_block, j * kernel.key_block
-    score_mod = kernel.score_mod
-    if score_mod is not None:
-        score_mod = functools.partial(score_mod, floats, context.others)
+class _Place(NamedTuple):
+    """Block (i, j) of the scores, and what is computed there."""
 
-    scores = softmax.scores(
-        query,
-        key.astype(query.dtype),
-        bias,
-        scale=1,
-        softcap=kernel.softcap,
-        score_mod=score_mod,
-        batch=context.batch,
-        head=context.head,
-        q_start=at[0],
-        kv_start=at[1],
-        precision=kernel.precision,
-    )
-    if masked:
-        place = context.batch, context.head
-        visible = kernel.mask(*context.of_mask, *at, *place)
-        scores = jnp.where(visible, scores, -jnp.inf)
-    return scores
+    kernel: Kernel
+    context: Context
+    i: Array
+    j: Array
 
+    @property
+    def start(self) -> tuple[Array, Array]:
+        """The index of the first query and of the first key."""
+        return self.i * self.kernel.query_block, self.j * self.kernel.key_block
 
-def _drop(
-    kernel: Kernel, context: Context, i: Array, j: Array, x: Float[Array, "bq bk"]
-) -> Float[Array, "bq bk"]:
-    """Zeros where the weights of block (i, j) are dropped, 1/(1 - rate) elsewhere."""
-    if context.rng is None:
-        return x
-    start = i * kernel.query_block, j * kernel.key_block
-    return dropout.apply(x, context.rng, rate=kernel.dropout_rate, start=start)
+    def matmul(self, a: Array, b: Array) -> Array:
+        """The product of two matrices."""
+        return jnp.matmul(a, b, precision=self.kernel.precision)
 
+    def scores(
+        self,
+        masked: bool,
+        products: Float[Array, "bq bk"],
+        bias: Float[Array, "bq|1 bk|1"] | None,
+        floats: tuple[Array, ...],
+    ) -> Float[Array, "bq bk"]:
+        """Scores, -inf where masked."""
+        kernel, context = self.kernel, self.context
+        score_mod = kernel.score_mod
+        if score_mod is not None:
+            score_mod = functools.partial(score_mod, floats, context.others)
+        scores = softmax.modified(
+            products,
+            bias,
+            softcap=kernel.softcap,
+            score_mod=score_mod,
+            batch=context.batch,
+            head=context.head,
+            start=self.start,
+        )
+        if masked:
+            place = *self.start, context.batch, context.head
+            scores = jnp.where(kernel.mask(*context.of_mask, *place), scores, -jnp.inf)
+        return scores
 
-def _matmul(kernel: Kernel, a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=kernel.precision)
+    def drop(self, x: Float[Array, "bq bk"]) -> Float[Array, "bq bk"]:
+        """Zeros where weights are dropped; the others grow by 1/(1 - rate)."""
+        if self.context.rng is None:
+            return x
+        rate = self.kernel.dropout_rate
+        return dropout.apply(x, self.context.rng, rate=rate, start=self.start)
 
+    def part(
+        self, bias: Float[Array, "I·bq|1 J·bk|1"] | None
+    ) -> Float[Array, "bq|1 bk|1"] | None:
+        """The part of a bias that is added here."""
+        return None if bias is None else lax.dynamic_slice(bias, *self._part(bias))
 
-def _blocks(x: Shaped[Array, "L *A"], size: int) -> Shaped[Array, "L/size size *A"]:
-    return x.reshape(-1, size, *x.shape[1:])
+    def add_part(
+        self,
+        bias: Float[Array, "I·bq|1 J·bk|1"] | None,
+        x: Float[Array, "bq|1 bk|1"] | None,
+    ) -> Float[Array, "I·bq|1 J·bk|1"] | None:
+        """Adds x to the part of a bias's gradient that belongs here."""
+        if bias is None or x is None:
+            return None
+        start, sizes = self._part(bias)
+        x += lax.dynamic_slice(bias, start, sizes)
+        return lax.dynamic_update_slice(bias, x, start)
 
-
-def _whole(x: Shaped[Array, "I size *A"]) -> Shaped[Array, "L *A"]:
-    return x.reshape(-1, *x.shape[2:])
-
-
-def _tile(
-    kernel: Kernel, bias: Float[Array, "T|1 S|1"] | None, i: Array, j: Array
-) -> Float[Array, "bq|1 bk|1"] | None:
-    """The part of a bias that block (i, j) sees."""
-    if bias is None:
-        return None
-    sizes = _tile_sizes(kernel, bias)
-    # The start is clamped: a dimension of 1 is seen by every block.
-    return lax.dynamic_slice(bias, (i * sizes[0], j * sizes[1]), sizes)
-
-
-def _add_tile(
-    kernel: Kernel, bias: Any, tile: Any, i: Array, j: Array
-) -> Float[Array, "T|1 S|1"] | None:
-    """Adds to the part of a bias's gradient that block (i, j) sees."""
-    if bias is None:
-        return None
-    sizes = _tile_sizes(kernel, bias)
-    start = i * sizes[0], j * sizes[1]
-    tile += lax.dynamic_slice(bias, start, sizes)
-    return lax.dynamic_update_slice(bias, tile, start)
-
-
-def _tile_sizes(kernel: Kernel, bias: Float[Array, "T|1 S|1"]) -> tuple[int, int]:
-    return min(kernel.query_block, bias.shape[0]), min(kernel.key_block, bias.shape[1])
-
-
-def _add(blocks: Array, block: Array, i: Array) -> Array:
-    return lax.dynamic_update_index_in_dim(blocks, blocks[i] + block, i, 0)
+    def _part(self, bias: Float[Array, "I·bq|1 J·bk|1"]) -> Any:
+        # Slices clamp their start: an axis of 1 is seen by every block.
+        blocks = self.kernel.query_block, self.kernel.key_block
+        sizes = tuple(map(min, blocks, bias.shape))
+        return self.start, sizes
 
 
 def _wide_zeros(x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -14,7 +14,7 @@ from attention import arguments, jax_nn
 
 # Scores of one head from which blocks are faster than the dense form, by platform.
 # Measured on two cores of an AMD EPYC by `python -m train.benchmark --preset=cpu`.
-SCORES = 2**17
+SCORES = 2**18
 
 
 def choose(

@@ -50,14 +50,14 @@ def over_heads(
     """Lifts a function of one head to a batch of (grouped) heads.
 
     Args:
-      f: `f(query [T H], key [S H], value [S D], *rest) -> y`, for one head.
+      f: `f(query [*T H], key [*S H], value [*S D], *rest) -> y`, for one head.
       out_axis: where the head axis N goes in every output of one row of the batch:
         1 for y of shape [T D] or [T], 0 for weights [T S].
       loop: whether rows, and whether heads, are taken one after another, and not
         vectorised: for functions whose loops end earlier for some than for others.
 
     Returns:
-      `g(query [B T N H], key [B S K H], value [B S K D], *rest)`. Each array in
+      `g(query [B *T N H], key [B *S K H], value [B *S K D], *rest)`. Each array in
       `rest` starts with the axes [B|1 N|1]; along an axis of 1 it is shared, not
       copied. None stays None. Outputs have a leading B and N at 1 + out_axis.
 
@@ -66,8 +66,8 @@ def over_heads(
     """
 
     def lifted(query: Array, key: Array, value: Array, *rest: Any) -> Any:
-        batch, length, num_heads, width = query.shape
-        kv_heads = key.shape[2]
+        *leading, num_heads, width = query.shape
+        kv_heads = key.shape[-2]
         if kv_heads == 0 or num_heads % kv_heads:
             raise ValueError(
                 f"the query heads must be a multiple of the key/value heads, "
@@ -79,11 +79,11 @@ def over_heads(
             own = (kv_heads, groups) if x.shape[1] != 1 else (1, 1)
             return x.reshape(x.shape[0], *own, *x.shape[2:])
 
-        query = query.reshape(batch, length, kv_heads, groups, width)
+        query = query.reshape(*leading, kv_heads, groups, width)
         rest = jax.tree.map(to_groups, rest)
         rows, each = (_loop if one_by_one else jax.vmap for one_by_one in loop)
-        one_kv_head = _over(each, f, (1, None, None), out_axis)  # over the group
-        one_row = _over(each, one_kv_head, (1, 1, 1), out_axis)  # over K
+        one_kv_head = _over(each, f, (-2, None, None), out_axis)  # over the group
+        one_row = _over(each, one_kv_head, (-3, -2, -2), out_axis)  # over K
         outputs = _over(rows, one_row, (0, 0, 0), 0)(query, key, value, *rest)
 
         def from_groups(y: Array) -> Array:

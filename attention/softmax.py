@@ -110,8 +110,6 @@ def scores(
     score_mod: ScoreMod | None = None,
     batch: int | Int[Array, ""] = 0,
     head: int | Int[Array, ""] = 0,
-    q_start: int | Int[Array, ""] = 0,
-    kv_start: int | Int[Array, ""] = 0,
     precision: lax.PrecisionLike = None,
 ) -> Float[Array, "T S"]:
     """Scores of one head, not yet masked: mod(cap((scale · q) kᵀ)) + bias.
@@ -121,13 +119,10 @@ def scores(
       key: keys.
       bias: added last.
       scale: multiplies the products.
-      softcap: c in c · tanh(s / c) (Gemma 2, 2024, arXiv:2408.00118); None: no cap.
-      score_mod: `score_mod(score, q_index, kv_index, *, batch, head)`, elementwise;
-        the int32 indices [T 1] and [1 S] broadcast against the score [T S].
-      batch: index of the row, handed to `score_mod`.
-      head: index of the query head, handed to `score_mod`.
-      q_start: index of the first of these queries, if they are a part of all.
-      kv_start: index of the first of these keys.
+      softcap: as in `modified`.
+      score_mod: as in `modified`.
+      batch: as in `modified`.
+      head: as in `modified`.
       precision: of the matrix product.
 
     Returns:
@@ -135,12 +130,43 @@ def scores(
     """
     # Scaled before the product: after it, compilers contract the scaling with the
     # subtraction of the row's maximum, whose own entry then is no exact 0.
-    s = jnp.matmul(query * scale, key.T, precision=precision)
+    products = jnp.matmul(query * scale, key.T, precision=precision)
+    return modified(
+        products, bias, softcap=softcap, score_mod=score_mod, batch=batch, head=head
+    )
+
+
+def modified(
+    products: Float[Array, "T S"],
+    bias: Float[Array, "T|1 S|1"] | None = None,
+    *,
+    softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
+    batch: int | Int[Array, ""] = 0,
+    head: int | Int[Array, ""] = 0,
+    start: tuple[int | Int[Array, ""], int | Int[Array, ""]] = (0, 0),
+) -> Float[Array, "T S"]:
+    """Scores of one head, given the products of its queries and keys.
+
+    Args:
+      products: scaled, of the queries and keys from `start` on.
+      bias: added last.
+      softcap: c in c · tanh(s / c) (Gemma 2, 2024, arXiv:2408.00118); None: no cap.
+      score_mod: `score_mod(score, q_index, kv_index, *, batch, head)`, elementwise;
+        the int32 indices [T 1] and [1 S] broadcast against the score [T S].
+      batch: index of the row, handed to `score_mod`.
+      head: index of the query head, handed to `score_mod`.
+      start: index of the first query, and of the first key.
+
+    Returns:
+      mod(cap(products)) + bias.
+    """
+    s = products
     if softcap is not None:
         s = softcap * jnp.tanh(s / softcap)
     if score_mod is not None:
-        q_index = q_start + lax.broadcasted_iota(jnp.int32, (s.shape[0], 1), 0)
-        kv_index = kv_start + lax.broadcasted_iota(jnp.int32, (1, s.shape[1]), 1)
+        q_index = start[0] + lax.broadcasted_iota(jnp.int32, (s.shape[0], 1), 0)
+        kv_index = start[1] + lax.broadcasted_iota(jnp.int32, (1, s.shape[1]), 1)
         s = score_mod(s, q_index, kv_index, batch=batch, head=head)
     if bias is not None:
         s += bias

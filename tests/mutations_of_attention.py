@@ -114,9 +114,9 @@ _HEADS = (
         "merged with the head axis before the length",
     ),
     (
-        "query = query.reshape(batch, length, kv_heads, groups, width)",
-        "query = query.reshape(batch, length, groups, kv_heads, width)\n"
-        "        query = query.swapaxes(2, 3)",
+        "query = query.reshape(*leading, kv_heads, groups, width)",
+        "query = query.reshape(*leading, groups, kv_heads, width)\n"
+        "        query = query.swapaxes(-3, -2)",
         "keys are tiled over the query heads, not repeated",
     ),
     (

@@ -152,13 +152,6 @@ _LEAVES = (
         "positions < data.shape[axis]",
         "negative positions are inside of the data",
     ),
-    (
-        "index = jnp.where(inside, positions, 0)",
-        "index = positions",
-        "positions outside of the data are looked up",
-        'mode="fill" reads nothing outside of the data, and every caller combines '
-        "what was read with `inside`.",
-    ),
 )
 
 _POSITIONS = (

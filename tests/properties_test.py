@@ -327,6 +327,14 @@ def test_equivalent_in_values_and_gradients():
         )
 
 
+def test_nan_equals_nan():
+    """Two functions that leave the same places undefined are one."""
+    undefined = np.array([1.0, -1.0], np.float32)
+    properties.assert_equivalent(jnp.sqrt, lambda x: x**0.5, undefined)
+    with pytest.raises(AssertionError, match="output"):
+        properties.assert_equivalent(jnp.sqrt, lambda x: jnp.abs(x) ** 0.5, undefined)
+
+
 @pytest.mark.parametrize("other", [lambda x: [x], lambda x: {"y": x}])
 def test_another_structure_is_another_function(other):
     """Though the leaves are the same."""
