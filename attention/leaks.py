@@ -339,8 +339,7 @@ def _moved_more(
 
 def _at_least_tenth(x: Float[np.ndarray, "B F"]) -> Float[np.ndarray, "B F"]:
     """The numbers of the features, none below their lowest decile."""
-    lowest = np.quantile(x, 0.1, axis=-1, keepdims=True, method="lower")
-    return np.maximum(x, lowest)
+    return np.maximum(x, np.quantile(x, 0.1, axis=-1, keepdims=True, method="lower"))
 
 
 def _ulps(dtype: np.dtype) -> float:
