@@ -96,7 +96,9 @@ def _normalize_jvp(primals: Any, tangents: Any) -> Any:
     weights, log_normalizer = _normalize(scores, sink)
     d_log = jnp.sum(weights * d_scores, axis=-1, keepdims=True)
     if sink is not None:
-        d_log += jnp.exp(sink - log_normalizer) * d_sink
+        # Where there is nothing to see the sink may be -inf too.
+        finite = jnp.where(log_normalizer == -jnp.inf, 0, log_normalizer)
+        d_log += jnp.exp(sink - finite) * d_sink
     return (weights, log_normalizer), (weights * (d_scores - d_log), d_log)
 
 

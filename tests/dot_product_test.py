@@ -76,6 +76,26 @@ def test_pytorch_in_float64(case):
         np.testing.assert_allclose(found, golden[f"{case}_{name}"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "flash"])
+def test_sinks_that_take_nothing_have_finite_gradients(implementation):
+    """A sink of -inf is none, in rows that see nothing too."""
+    query, key, value = readouts.random_arrays(2, (1, 3, 2, 4), *[(1, 3, 2, 4)] * 2)
+
+    def total(query, sinks):
+        attend = functools.partial(attention.dot_product_attention, query, key, value)
+        out = attend(
+            sinks=sinks,
+            key_value_seq_lengths=jnp.array([0]),
+            implementation=implementation,
+        )
+        return jnp.sum(out**2)
+
+    with jax.debug_nans(True):
+        sinks = jnp.full(2, -jnp.inf)
+        for gradient in jax.grad(total, argnums=(0, 1))(query, sinks):
+            np.testing.assert_array_equal(gradient, 0)
+
+
 def test_the_log_sum_exp_has_the_dtype_of_the_inputs():
     x = jnp.ones((1, 2, 1, 4), jnp.bfloat16)
     _, lse = attention.dot_product_attention(x, x, x, return_residual=True)

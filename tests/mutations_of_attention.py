@@ -59,8 +59,8 @@ _SOFTMAX = (
         "the derivative ignores the normaliser",
     ),
     (
-        "d_log += jnp.exp(sink - log_normalizer) * d_sink",
-        "d_log -= jnp.exp(sink - log_normalizer) * d_sink",
+        "d_log += jnp.exp(sink - finite) * d_sink",
+        "d_log -= jnp.exp(sink - finite) * d_sink",
         "the sink's derivative has the wrong sign",
     ),
     (
