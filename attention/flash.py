@@ -67,9 +67,15 @@ def attention(
     leaves, structure = jax.tree.flatten(options)
     numbers = tuple(x if isinstance(x, (float, np.generic)) else None for x in leaves)
     arrays = [x if y is None else None for x, y in zip(leaves, numbers, strict=True)]
-    # A cached program must not keep the tracers that a caller's function closes over.
-    tracing = any(isinstance(x, jax.core.Tracer) for x in (query, key, value, *arrays))
-    run = _attention if tracing and _has_function(options) else _compiled
+    run: Callable[..., Outputs] = _compiled
+    if _has_function(options):
+        # A cached program must not keep the tracers that the function closes over.
+        dtype = numerics.accumulation_dtype(query.dtype)
+        _, *of_score_mod = _score_mod(options.score_mod, sizes, dtype, _same)
+        _, *of_mask = _mask(options.visible, key.shape[1], sizes, _same)
+        given = jax.tree.leaves((query, key, value, arrays, of_score_mod, of_mask))
+        if any(isinstance(x, jax.core.Tracer) for x in given):
+            run = _attention
     return run(query, key, value, arrays, numbers, structure, sizes)
 
 
@@ -251,6 +257,10 @@ def _whole(x: Array, size: int, axis: int) -> Array:
     if not missing:
         return x
     return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
+
+
+def _same(tree: Any) -> Any:
+    return tree
 
 
 def _alike(*arrays: Array | None) -> Callable[[Any], Any]:

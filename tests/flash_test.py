@@ -266,6 +266,26 @@ def test_gradients_reach_what_a_score_mod_closes_over():
     chex.assert_trees_all_close(found, wanted, atol=1e-5)
 
 
+def test_what_a_function_closes_over_is_not_kept():
+    """Neither a score_mod's arrays nor a mask's, where all else is known."""
+    *inputs, _ = arrays(6, 6)
+
+    def biased(slopes):
+        def score_mod(score, q_index, kv_index, *, batch, head):
+            return score - slopes[head] * (q_index - kv_index).astype(score.dtype)
+
+        return attend(*inputs, sizes=(3, 2), score_mod=score_mod)
+
+    def masked(last):
+        mask = masks.where(lambda i, j, *, batch, head: j <= last)
+        return attend(*inputs, sizes=(3, 2), mask=mask)
+
+    with jax.checking_leaks():
+        for f, x in ((biased, np.ones(N, np.float32)), (masked, np.int32(2))):
+            jax.jit(f)(x)
+            jax.vmap(f)(np.stack([x, x]))
+
+
 @pytest.mark.parametrize("shape", [(1, N, 6, 6), (B, 1, 1, 6), (1, 1, 6, 1), (6, 6)])
 def test_a_bias_has_a_gradient_of_its_own_shape(shape):
     """case B079: summed over what it is broadcast along; blocks are ragged."""

@@ -122,8 +122,8 @@ _FLASH = (
         "a shared axis of a bias is padded",
     ),
     (
-        "run = _attention if tracing and _has_function(options) else _compiled",
-        "run = _compiled",
+        "            run = _attention\n",
+        "            run = _compiled\n",
         "a cached program keeps tracers",
     ),
 )
