@@ -93,8 +93,10 @@ def _attention(
     batch_size, T, num_heads, _ = query.shape
     S, dtype = key.shape[1], numerics.accumulation_dtype(query.dtype)
     alike = _alike(query, key, value, *arrays)
-    by_query, by_key = _routes(T, S, sizes, options.visible)
     score_mod, *of_score_mod = _score_mod(options.score_mod, sizes, dtype, alike)
+    # The gradient of an array that all devices share is summed over them at each block.
+    in_step = bool(of_score_mod[0]) and _varies(alike)
+    by_query, by_key = _routes(T, S, sizes, options.visible, in_step)
     mask, *of_mask = _mask(options.visible, S, sizes, alike)
     kernel = blockwise.Kernel(
         *sizes,
@@ -175,10 +177,16 @@ def _even(length: int, largest: int) -> int:
 
 
 def _routes(
-    T: int, S: int, sizes: Sizes, visible: masks.Mask | None
+    T: int, S: int, sizes: Sizes, visible: masks.Mask | None, in_step: bool
 ) -> tuple[blockwise.Route, blockwise.Route]:
-    """What each block of queries visits, and what visits each block of keys."""
+    """What each block of queries visits, and what visits each block of keys.
+
+    If devices must keep step, their data may not decide: every block is visited then.
+    """
     blocks = _blocks(T, S, sizes, visible)
+    if in_step and not isinstance(blocks.some, np.ndarray):
+        everything = np.ones((1, 1, *blocks.some.shape[2:]), bool)
+        blocks = mask_blocks.Blocks(everything, ~everything)
     # Padding of the keys must be masked, whatever the mask says of it.
     whole = np.arange(1, blocks.some.shape[3] + 1) * sizes[1] <= S
     full = blocks.some & blocks.every & whole[None, None, None]
@@ -261,6 +269,12 @@ def _whole(x: Array, size: int, axis: int) -> Array:
 
 def _same(tree: Any) -> Any:
     return tree
+
+
+def _varies(alike: Callable[[Any], Any]) -> bool:
+    """Whether devices differ in what they compute: under `jax.shard_map`."""
+    zero = jnp.int32(0)
+    return jax.typeof(alike(zero)) != jax.typeof(zero)
 
 
 def _alike(*arrays: Array | None) -> Callable[[Any], Any]:

@@ -2,6 +2,9 @@
 
 import collections
 import functools
+import os
+import subprocess
+import sys
 
 import chex
 import hypothesis
@@ -376,3 +379,44 @@ def test_eager_calls_compile_once():
     before = flash._compiled._cache_size()
     call()
     assert flash._compiled._cache_size() == before
+
+
+DEVICES = """
+import functools
+import jax, jax.numpy as jnp, numpy as np
+from attention import dot_product, flash
+
+rows = {"flash": functools.partial(flash.attention, sizes=(4, 4))}
+dot_product.IMPLEMENTATIONS = {**dot_product.IMPLEMENTATIONS, **rows}
+axis_types = (jax.sharding.AxisType.Auto,)
+mesh = jax.make_mesh((2,), ("rows",), axis_types=axis_types)
+arrays = np.random.default_rng(0).normal(size=(3, 2, 32, 2, 4)).astype(np.float32)
+lengths = jnp.array([3, 30])
+
+def loss(name, slopes, query, key, value, lengths):
+    def score_mod(score, q_index, kv_index, *, batch, head):
+        return score - slopes[head] * jnp.abs(q_index - kv_index).astype(score.dtype)
+    out = dot_product.dot_product_attention(
+        query, key, value, implementation=name, score_mod=score_mod,
+        key_value_seq_lengths=lengths, query_seq_lengths=lengths)
+    return jnp.sum(jnp.sin(out))
+
+def gradient(slopes, *rest):
+    return jax.grad(lambda x: jax.lax.psum(loss("flash", x, *rest), "rows"))(slopes)
+
+slopes = jnp.array([0.1, 0.2])
+specs = (jax.P(), *(jax.P("rows"),) * 4)
+sharded = jax.shard_map(gradient, mesh=mesh, in_specs=specs, out_specs=jax.P())
+found = jax.jit(sharded)(slopes, *arrays, lengths)
+wanted = jax.grad(loss, argnums=1)("reference", slopes, *arrays, lengths)
+np.testing.assert_allclose(found, wanted, rtol=1e-4)
+"""
+
+
+def test_devices_whose_rows_differ_in_length_keep_step():
+    """Slopes that all devices share: their gradient is summed, and nobody waits."""
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    subprocess.run(
+        [sys.executable, "-c", DEVICES], env=environment, check=True, timeout=120
+    )
