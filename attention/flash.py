@@ -59,23 +59,19 @@ def attention(
       TypeError: in forward mode, which has no rule here; `jax.jvp` of `jax.grad` has.
       ValueError: in reverse mode over reverse mode.
     """
-    if 0 in (query.size, key.size):
+    if 0 in (query.size, key.size, value.size):
         return reference.attention(query, key, value, options)
     if sizes is None:
         sizes = block_sizes(query.shape[1], key.shape[1], options.visible)
     # Numbers stay static under jit, so that masks made of them still skip blocks.
     leaves, structure = jax.tree.flatten(options)
-    numbers = tuple(x if isinstance(x, (float, np.generic)) else None for x in leaves)
+    numbers = tuple(
+        x if isinstance(x, (int, float, np.generic)) else None for x in leaves
+    )
     arrays = [x if y is None else None for x, y in zip(leaves, numbers, strict=True)]
-    run: Callable[..., Outputs] = _compiled
-    if _has_function(options):
-        # A cached program must not keep the tracers that the function closes over.
-        dtype = numerics.accumulation_dtype(query.dtype)
-        _, *of_score_mod = _score_mod(options.score_mod, sizes, dtype, _same)
-        _, *of_mask = _mask(options.visible, key.shape[1], sizes, _same)
-        given = jax.tree.leaves((query, key, value, arrays, of_score_mod, of_mask))
-        if any(isinstance(x, jax.core.Tracer) for x in given):
-            run = _attention
+    # What a caller's function closes over may change, or be a tracer: no cached program
+    # may keep it.
+    run = _attention if _has_function(options) else _compiled
     return run(query, key, value, arrays, numbers, structure, sizes)
 
 
@@ -93,7 +89,9 @@ def _attention(
     batch_size, T, num_heads, _ = query.shape
     S, dtype = key.shape[1], numerics.accumulation_dtype(query.dtype)
     alike = _alike(query, key, value, *arrays)
-    score_mod, *of_score_mod = _score_mod(options.score_mod, sizes, dtype, alike)
+    score_mod, *of_score_mod = _score_mod(
+        options.score_mod, (T, S), sizes, dtype, alike
+    )
     # The gradient of an array that all devices share is summed over them at each block.
     in_step = bool(of_score_mod[0]) and _varies(alike)
     by_query, by_key = _routes(T, S, sizes, options.visible, in_step)
@@ -120,14 +118,14 @@ def _attention(
             blockwise.Inputs(query, key, value, bias, sink, floats),
             blockwise.Context(by_query, by_key, others, of_mask, rng, batch, head),
         )
-        return jax.tree.map(lambda x: x[:T], outputs)
 
     bias, sinks = options.bias, options.sinks
     one_by_one = [n > 1 for n in by_query.partial.order.shape[:2]]
     outputs = heads.over_heads(one_head, out_axis=2, loop=one_by_one)(
         _cut(query.astype(dtype) * jnp.asarray(options.scale, dtype), sizes[0]),
-        _cut(key, sizes[1]),
-        _cut(value, sizes[1]),
+        # Wide already here, so that gradients of shared heads are summed in it, too.
+        _cut(key.astype(dtype), sizes[1]),
+        _cut(value.astype(dtype), sizes[1]),
         None if bias is None else _whole_bias(bias.astype(dtype), sizes),
         None if sinks is None else jnp.asarray(sinks, dtype)[None],
         jnp.arange(batch_size, dtype=jnp.int32)[:, None],
@@ -229,16 +227,29 @@ def _mask(
 
 
 def _score_mod(
-    score_mod: Any, sizes: Sizes, dtype: Any, alike: Callable[[Any], Any]
+    score_mod: Any,
+    lengths: tuple[int, int],
+    sizes: Sizes,
+    dtype: Any,
+    alike: Callable[[Any], Any],
 ) -> tuple[Callable[..., Array] | None, closures.Arrays, closures.Arrays]:
     """The score modifier of one block, hoisted."""
     if score_mod is None:
         return None, (), ()
 
+    def within(score: Array, *index: Array, batch: Array, head: Array) -> Array:
+        # Padding is told the last index: beyond it there may be no finite answer, and
+        # 0 · NaN is NaN.
+        q_index, kv_index = (
+            jnp.minimum(x, n - 1) for x, n in zip(index, lengths, strict=True)
+        )
+        modified = score_mod(score, q_index, kv_index, batch=batch, head=head)
+        return jnp.broadcast_to(modified, score.shape).astype(score.dtype)
+
     score = jnp.zeros(sizes, dtype)
     indices = (jnp.zeros(shape, jnp.int32) for shape in ((sizes[0], 1), (1, sizes[1])))
     place = {"batch": jnp.int32(0), "head": jnp.int32(0)}
-    return closures.hoist(score_mod, *alike([score, *indices]), **alike(place))
+    return closures.hoist(within, *alike([score, *indices]), **alike(place))
 
 
 def _cut(
@@ -265,10 +276,6 @@ def _whole(x: Array, size: int, axis: int) -> Array:
     if not missing:
         return x
     return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
-
-
-def _same(tree: Any) -> Any:
-    return tree
 
 
 def _varies(alike: Callable[[Any], Any]) -> bool:

@@ -269,6 +269,70 @@ def test_gradients_reach_what_a_score_mod_closes_over():
     chex.assert_trees_all_close(found, wanted, atol=1e-5)
 
 
+def test_score_mods_are_told_of_no_padding():
+    """Tables that end with the sequence: beyond them jnp.take gives NaN."""
+    *inputs, output_gradient = arrays(5, 7)
+    rows, columns = np.ones(5, np.float32), np.ones(7, np.float32)
+
+    def score_mod(score, q_index, kv_index, *, batch, head):
+        added = jnp.take(rows, q_index) * jnp.sqrt(6.0 - kv_index.astype(score.dtype))
+        return score * jnp.take(columns, kv_index) + added
+
+    found, wanted = (
+        both(
+            functools.partial(
+                attend, sizes=(3, 4), implementation=name, score_mod=score_mod
+            ),
+            inputs,
+            output_gradient,
+        )
+        for name in ("flash", "reference")
+    )
+    chex.assert_tree_all_finite(found)
+    chex.assert_trees_all_close(found, wanted, atol=1e-5)
+
+
+def test_a_score_mod_that_changes_is_asked_again():
+    """Eagerly, too: equal functions may close over other numbers."""
+    *inputs, _ = arrays(6, 6)
+
+    class Module:
+        temperature = np.float32(1)
+
+        def score_mod(self, score, q_index, kv_index, *, batch, head):
+            return score * self.temperature
+
+    module = Module()
+    before = attend(*inputs, sizes=(3, 2), score_mod=module.score_mod)
+    module.temperature = np.float32(9)
+    after = attend(*inputs, sizes=(3, 2), score_mod=module.score_mod)
+    assert np.max(np.abs(before - after)) > 0.1
+
+
+def test_odd_scales_dtypes_and_widths():
+    """An int as scale, a score_mod in bfloat16 or of one row, values of no width."""
+    query, key, value, _ = arrays(5, 5)
+
+    def narrow(score, q_index, kv_index, *, batch, head):
+        return score.astype(jnp.bfloat16)
+
+    def one_row(score, q_index, kv_index, *, batch, head):
+        return kv_index.astype(score.dtype)
+
+    for score_mod in (narrow, one_row):
+
+        @jax.jit
+        def gradient(query, score_mod=score_mod):
+            def total(query):
+                run = functools.partial(attend, query, key, value, sizes=(3, 2))
+                return jnp.sum(run(scale=1, score_mod=score_mod))
+
+            return jax.grad(total)(query)
+
+        assert np.all(np.isfinite(gradient(query)))
+    assert attend(query, key, value[..., :0]).shape == (B, 5, N, 0)
+
+
 def test_what_a_function_closes_over_is_not_kept():
     """Neither a score_mod's arrays nor a mask's, where all else is known."""
     *inputs, _ = arrays(6, 6)

@@ -122,8 +122,8 @@ _FLASH = (
         "a shared axis of a bias is padded",
     ),
     (
-        "            run = _attention\n",
-        "            run = _compiled\n",
+        "run = _attention if _has_function(options) else _compiled",
+        "run = _compiled",
         "a cached program keeps tracers",
     ),
 )
