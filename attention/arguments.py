@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import masks, softmax
-
-
-def _static() -> Any:
-    return dataclasses.field(metadata={"static": True})
+from attention import mask_algebra, masks, softmax
 
 
 @jax.tree_util.register_dataclass
@@ -26,17 +21,17 @@ class Options:
     bias: Float[Array, "B|1 N|1 T|1 S|1"] | None
     sinks: Float[Array, "N"] | None
     scale: float | Float[Array, ""]
-    softcap: float | None = _static()
-    score_mod: softmax.ScoreMod | None = _static()
-    precision: lax.PrecisionLike = _static()
-    dropout_rate: float = _static()
+    softcap: float | None = mask_algebra.static()
+    score_mod: softmax.ScoreMod | None = mask_algebra.static()
+    precision: lax.PrecisionLike = mask_algebra.static()
+    dropout_rate: float = mask_algebra.static()
     dropout_rng: Array | None
-    broadcast_dropout: bool = _static()
-    return_residual: bool = _static()
+    broadcast_dropout: bool = mask_algebra.static()
+    return_residual: bool = mask_algebra.static()
     # The masks as they were given, for kernels that know some of them by name ...
     mask: masks.Mask | None
-    is_causal: bool = _static()
-    local_window_size: tuple[int, int] | None = _static()
+    is_causal: bool = mask_algebra.static()
+    local_window_size: tuple[int, int] | None = mask_algebra.static()
     query_seq_lengths: Int[Array, "B"] | None
     key_value_seq_lengths: Int[Array, "B"] | None
     # ... and all of them together.

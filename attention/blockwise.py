@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Inexact, Int
 
 from attention import dropout, numerics, softmax, visits
 
@@ -63,7 +63,10 @@ class Kernel:
 
 
 class Inputs(NamedTuple):
-    """What is differentiated, in I and J whole blocks, the last padded with zeros."""
+    """What is differentiated, in I and J whole blocks, the last padded with zeros.
+
+    float32, or float64, save for what score_mod closes over.
+    """
 
     query: Float[Array, "I bq H"]  # scaled
     key: Float[Array, "J bk H"]
@@ -92,7 +95,7 @@ class Context(NamedTuple):
     by_query: Route
     by_key: Route
     others: tuple[Array, ...]  # over which score_mod closes
-    of_mask: Any  # the floats and others over which it closes
+    of_mask: Any  # (floats, others) over which the mask closes
     rng: Array | None  # of dropout, in this head
     batch: Int[Array, ""]
     head: Int[Array, ""]
@@ -117,14 +120,14 @@ def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
         def step(masked: bool, j: Array, carry: Any) -> Any:
             peak, total, mean = carry
             place = _Place(kernel, context, route.block, j)
-            key, value = (x[j].astype(query.dtype) for x in (keys, values))
             bias = place.part(inputs.bias)
-            scores = place.scores(masked, place.matmul(query, key), bias, inputs.floats)
+            products = place.matmul(query, keys[j])
+            scores = place.scores(masked, products, bias, inputs.floats)
             new = jnp.maximum(peak, lax.stop_gradient(jnp.max(scores, axis=1)))
             weights = jnp.exp(scores - _finite(new)[:, None])
             decay = jnp.exp(peak - _finite(new))
             total = decay * total + jnp.sum(weights, axis=1)
-            product = place.matmul(place.drop(weights), value)
+            product = place.matmul(place.drop(weights), values[j])
             return new, total, decay[:, None] * mean + product
 
         row = jnp.zeros_like(query, shape=query.shape[0])
@@ -156,7 +159,6 @@ def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, 
 
     def key_block(summed: Any, block: Any) -> Any:
         key, value, route = block
-        key, value = (x.astype(queries.dtype) for x in (key, value))
         key_t, value_t = key.T, value.T
 
         def step(masked: bool, i: Array, carry: Any) -> Any:
@@ -186,7 +188,7 @@ def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, 
         *summed, d_key, d_value = route.fold(step, (*summed, *nothing))
         return tuple(summed), (d_key.T, d_value.T)
 
-    zeros = jax.tree.map(_wide_zeros, (queries, inputs.bias, inputs.floats))
+    zeros = jax.tree.map(_zeros, (queries, inputs.bias, inputs.floats))
     (d_query, d_bias, d_floats), (d_key, d_value) = lax.scan(
         key_block, zeros, (inputs.key, inputs.value, context.by_key)
     )
@@ -275,7 +277,10 @@ class _Place(NamedTuple):
         return self.start, sizes
 
 
-def _wide_zeros(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def _zeros(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+    """Where sums of the kind of x begin, in float32 at least."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.zeros_like(x)
     return jnp.zeros_like(x, dtype=numerics.accumulation_dtype(x.dtype))
 
 

@@ -1,6 +1,6 @@
 """Which implementation stands for `implementation=None`: by platform, sizes, arguments.
 
-The first of `ORDER` against which nothing speaks.
+The first one in `AGAINST` against which nothing speaks.
 """
 
 import types
@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from attention import arguments, jax_nn
 
-# Scores of one head from which blocks are faster than the dense form, by platform.
-# Measured on two cores of an AMD EPYC by `python -m train.benchmark --preset=cpu`.
+# Scores of one head from which blocks are faster than the dense form: measured on two
+# cores of an AMD EPYC; on other platforms it is a guess that bounds the memory.
 SCORES = 2**18
 
 

@@ -26,12 +26,12 @@ def hoist(
 
     Returns:
       g, floats and others, where g(floats, others, ...) = f(...) and g closes over
-      nothing; the floats are those that have derivatives.
+      nothing; the floats (or complex numbers) are what has derivatives.
     """
     traced = jax.make_jaxpr(f)(*examples, **named)
     jaxpr = traced.jaxpr  # without the arrays: g must not keep tracers alive
     constants = [jnp.asarray(x) for x in traced.consts]
-    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in constants]
+    is_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in constants]
 
     def g(floats: Arrays, others: Arrays, *args: Array, **named: Array) -> Array:
         first, second = iter(floats), iter(others)

@@ -57,10 +57,12 @@ def attention(
 
     Raises:
       TypeError: in forward mode, which has no rule here; `jax.jvp` of `jax.grad` has.
-      ValueError: in reverse mode over reverse mode.
+      ValueError: in reverse mode over reverse mode, or if the mask does not fit.
     """
     if 0 in (query.size, key.size, value.size):
         return reference.attention(query, key, value, options)
+    # No T x S: only its shape, and the complaints of a mask that does not fit.
+    jax.eval_shape(lambda: arguments.materialize(options.visible, query, key))
     if sizes is None:
         sizes = block_sizes(query.shape[1], key.shape[1], options.visible)
     # Numbers stay static under jit, so that masks made of them still skip blocks.

@@ -19,6 +19,12 @@ from jaxtyping import Array, Bool, Int
 
 from attention import mask_blocks
 
+
+def static() -> Any:
+    """A field that is no leaf of the pytree, but part of its structure."""
+    return dataclasses.field(metadata={"static": True})
+
+
 Visible = Bool[Array, "B|1 N|1 T|1 S|1"]
 Valid = Bool[Array, "B|1 L"] | None
 Predicate = Callable[..., Any]

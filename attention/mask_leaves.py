@@ -60,8 +60,8 @@ class Causal(Leaf):
 class Window(Leaf):
     """See `window`."""
 
-    left: int | None = dataclasses.field(metadata={"static": True})
-    right: int | None = dataclasses.field(metadata={"static": True})
+    left: int | None = mask_algebra.static()
+    right: int | None = mask_algebra.static()
 
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         visible = jnp.ones((1, 1, 1, 1), bool)
@@ -109,7 +109,7 @@ class Prefix(Leaf):
 class Chunked(Leaf):
     """See `chunked`."""
 
-    size: int = dataclasses.field(metadata={"static": True})
+    size: int = mask_algebra.static()
 
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         return query // self.size == places.key // self.size
@@ -238,7 +238,7 @@ class Dense(Leaf):
 class Where(Leaf):
     """See `where`."""
 
-    predicate: mask_algebra.Predicate = dataclasses.field(metadata={"static": True})
+    predicate: mask_algebra.Predicate = mask_algebra.static()
 
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         zero = jnp.zeros(1, jnp.int32)

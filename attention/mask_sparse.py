@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +28,12 @@ from attention import mask_algebra, mask_blocks, mask_leaves
 Known = mask_blocks.Known
 
 
-def _static() -> Any:
-    return dataclasses.field(metadata={"static": True})
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Globals(mask_leaves.Leaf):
     """Some positions see all and are seen by all: see `longformer`."""
 
-    positions: tuple[int, ...] = _static()  # each one once
+    positions: tuple[int, ...] = mask_algebra.static()  # each one once
 
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         positions = np.array(self.positions, np.int32)
@@ -65,13 +60,13 @@ class Globals(mask_leaves.Leaf):
 class BigBird(mask_leaves.Leaf):
     """See `bigbird`; hiding the future within a block is left to `causal`."""
 
-    block: int = _static()
-    window: int = _static()
-    globals: int = _static()
-    random: int = _static()
-    seed: int = _static()
-    causal: bool = _static()
-    length: int | None = _static()
+    block: int = mask_algebra.static()
+    window: int = mask_algebra.static()
+    globals: int = mask_algebra.static()
+    random: int = mask_algebra.static()
+    seed: int = mask_algebra.static()
+    causal: bool = mask_algebra.static()
+    length: int | None = mask_algebra.static()
 
     def _sees(self, query: Array, places: mask_algebra.Places) -> mask_algebra.Visible:
         query, key = query // self.block, places.key // self.block

@@ -65,8 +65,10 @@ def of(mask: masks.Mask, sizes: tuple[int, int]) -> masks.Blocks:
     return mask.blocks(T, S, query_block=sizes[0], key_block=sizes[1])
 
 
+@pytest.mark.parametrize("bits", [32, pytest.param(64, marks=pytest.mark.x64)])
 @pytest.mark.parametrize("name", mask_rules.LEAVES)
-def test_leaf_at_static_and_traced_offsets(name: str) -> None:
+def test_leaf_at_static_and_traced_offsets(name: str, bits: int) -> None:
+    assert jnp.arange(1).dtype.itemsize * 8 == bits
     make, rule = mask_rules.LEAVES[name]
     traced = jax.jit(lambda offset: [of(make(offset), sizes) for sizes in SIZES])
     with jax.numpy_dtype_promotion("strict"):
@@ -311,9 +313,3 @@ def test_blocks_have_positions() -> None:
         of(masks.causal(), (0, 1))
     with pytest.raises(ValueError, match="key_block must be at least 1, got -2"):
         of(masks.causal(), (1, -2))
-
-
-@pytest.mark.x64
-@pytest.mark.parametrize("name", mask_rules.LEAVES)
-def test_leaf_where_numbers_are_64_bits_wide(name: str) -> None:
-    test_leaf_at_static_and_traced_offsets(name)

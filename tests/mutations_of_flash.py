@@ -153,7 +153,7 @@ _CLOSURES = (
         "arguments that are given by name come first",
     ),
     (
-        "jnp.issubdtype(x.dtype, jnp.floating)",
+        "jnp.issubdtype(x.dtype, jnp.inexact)",
         "jnp.issubdtype(x.dtype, jnp.integer)",
         "arrays of floats have no gradients",
     ),

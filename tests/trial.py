@@ -24,15 +24,15 @@ MARKERS = ("not x64", "x64")
 FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {
         "attention/arguments.py": ("arguments_test", "shapes_test"),
-        "attention/blockwise.py": ("flash_test",),
+        "attention/blockwise.py": ("blockwise_test", "flash_test"),
         "attention/choice.py": ("choice_test",),
-        "attention/closures.py": ("flash_test",),
+        "attention/closures.py": ("closures_test",),
         "attention/dot_product.py": ("cases_test", "dot_product_test"),
         "attention/dropout.py": ("dropout_test",),
         "attention/edits.py": ("edits_test", "probes_test"),
-        "attention/equivalence.py": ("properties_test",),
-        "attention/flash.py": ("flash_test",),
-        "attention/heads.py": ("shapes_test", "flash_test"),
+        "attention/equivalence.py": ("equivalence_test",),
+        "attention/flash.py": ("flash_test", "closures_test", "blockwise_test"),
+        "attention/heads.py": ("shapes_test", "blockwise_test"),
         "attention/jax_nn.py": ("cases_test", "dot_product_test"),
         "attention/leaks.py": ("probes_test", "properties_test"),
         "attention/mask_algebra.py": ("mask_algebra_test", "masks_test"),
@@ -48,7 +48,7 @@ FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         "attention/reference.py": ("cases_test", "dropout_test"),
         "attention/search.py": ("search_test", "probes_test"),
         "attention/softmax.py": ("cases_test", "textbook_test"),
-        "attention/visits.py": ("flash_test",),
+        "attention/visits.py": ("flash_test", "blockwise_test"),
         "models/multihead.py": ("multihead_test", "arguments_test"),
     }
 )
