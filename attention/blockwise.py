@@ -63,15 +63,15 @@ class Kernel:
 
 
 class Inputs(NamedTuple):
-    """What is differentiated, in I and J whole blocks, the last padded with zeros.
+    """What is differentiated; zeros follow until T and S are whole blocks.
 
     float32, or float64, save for what score_mod closes over.
     """
 
-    query: Float[Array, "I bq H"]  # scaled
-    key: Float[Array, "J bk H"]
-    value: Float[Array, "J bk D"]
-    bias: Float[Array, "I·bq|1 J·bk|1"] | None
+    query: Float[Array, "T H"]  # scaled
+    key: Float[Array, "S H"]
+    value: Float[Array, "S D"]
+    bias: Float[Array, "T|1 S|1"] | None
     sink: Float[Array, ""] | None
     floats: tuple[Array, ...]  # over which score_mod closes
 
@@ -101,7 +101,7 @@ class Context(NamedTuple):
     head: Int[Array, ""]
 
 
-Outputs = tuple[Float[Array, "I bq D"], Float[Array, "I bq"]]
+Outputs = tuple[Float[Array, "T D"], Float[Array, "T"]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,17 +111,18 @@ def attention(kernel: Kernel, inputs: Inputs, context: Context) -> Outputs:
 
 
 def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
-    # Whatever is read transposed in the loop is transposed here, once.
-    keys, values = inputs.key.swapaxes(1, 2), inputs.value
+    queries = _rows(inputs.query, kernel.query_block)
+    keys_t = _columns(inputs.key, kernel.key_block)
+    values = _rows(inputs.value, kernel.key_block)
 
-    def query_block(block: Any) -> Any:
-        query, route = block
+    def query_block(route: Route) -> Any:
+        query = queries[route.block]
 
         def step(masked: bool, j: Array, carry: Any) -> Any:
             peak, total, mean = carry
             place = _Place(kernel, context, route.block, j)
             bias = place.part(inputs.bias)
-            products = place.matmul(query, keys[j])
+            products = place.matmul(query, keys_t[:, j])
             scores = place.scores(masked, products, bias, inputs.floats)
             new = jnp.maximum(peak, lax.stop_gradient(jnp.max(scores, axis=1)))
             weights = jnp.exp(scores - _finite(new)[:, None])
@@ -142,23 +143,26 @@ def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
         log_normalizer = jnp.where(total == 0, -jnp.inf, jnp.log(divisor) + peak)
         return mean / divisor[:, None], log_normalizer, _finite(peak), divisor
 
-    output, log_normalizer, peak, divisor = lax.map(
-        query_block, (inputs.query, context.by_query)
+    output, log_normalizer, peak, divisor = jax.tree.map(
+        jnp.concatenate, lax.map(query_block, context.by_query)
     )
     saved = inputs, context, output, peak, divisor
     return (output, log_normalizer), saved
 
 
 def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, None]:
-    inputs, context, output, peaks, divisor = saved
+    inputs, context, output, peak, divisor = saved
     d_output, d_log_normalizer = cotangents
     # Divided by l here, once, and not in every weight.
-    offsets = (jnp.sum(d_output * output, axis=2) - d_log_normalizer) / divisor
-    queries, slopes = inputs.query, d_output / divisor[:, :, None]
-    queries_t, slopes_t = (x.swapaxes(1, 2) for x in (queries, slopes))
+    offset = (jnp.sum(d_output * output, axis=1) - d_log_normalizer) / divisor
+    by_query = inputs.query, d_output / divisor[:, None]
+    queries, slopes = (_rows(x, kernel.query_block) for x in by_query)
+    queries_t, slopes_t = (_columns(x, kernel.query_block) for x in by_query)
+    peaks, offsets = (x.reshape(-1, kernel.query_block) for x in (peak, offset))
+    keys, values = (_rows(x, kernel.key_block) for x in (inputs.key, inputs.value))
 
-    def key_block(summed: Any, block: Any) -> Any:
-        key, value, route = block
+    def key_block(summed: Any, route: Route) -> Any:
+        key, value = keys[route.block], values[route.block]
         key_t, value_t = key.T, value.T
 
         def step(masked: bool, i: Array, carry: Any) -> Any:
@@ -180,8 +184,8 @@ def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, 
                 d_query.at[i].add(place.matmul(d_products, key)),
                 place.add_part(d_bias, by_bias),
                 jax.tree.map(lambda x, y: x + y.astype(x.dtype), d_floats, by_floats),
-                d_key + place.matmul(queries_t[i], d_products),
-                d_value + place.matmul(slopes_t[i], place.drop(weights)),
+                d_key + place.matmul(queries_t[:, i], d_products),
+                d_value + place.matmul(slopes_t[:, i], place.drop(weights)),
             )
 
         nothing = jnp.zeros_like(key_t), jnp.zeros_like(value_t)
@@ -189,12 +193,11 @@ def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, 
         return tuple(summed), (d_key.T, d_value.T)
 
     zeros = jax.tree.map(_zeros, (queries, inputs.bias, inputs.floats))
-    (d_query, d_bias, d_floats), (d_key, d_value) = lax.scan(
-        key_block, zeros, (inputs.key, inputs.value, context.by_key)
-    )
+    (d_query, d_bias, d_floats), by_key = lax.scan(key_block, zeros, context.by_key)
+    d_query, d_key, d_value = map(jnp.concatenate, (d_query, *by_key))
     d_sink = None
     if inputs.sink is not None:
-        d_sink = -jnp.sum(jnp.exp(inputs.sink - peaks) * offsets)
+        d_sink = -jnp.sum(jnp.exp(inputs.sink - peak) * offset)
     gradients = Inputs(d_query, d_key, d_value, d_bias, d_sink, d_floats)
     return jax.tree.map(lambda x, y: x.astype(y.dtype), gradients, inputs), None
 
@@ -253,16 +256,16 @@ class _Place(NamedTuple):
         return dropout.apply(x, self.context.rng, rate=rate, start=self.start)
 
     def part(
-        self, bias: Float[Array, "I·bq|1 J·bk|1"] | None
+        self, bias: Float[Array, "T|1 S|1"] | None
     ) -> Float[Array, "bq|1 bk|1"] | None:
         """The part of a bias that is added here."""
         return None if bias is None else lax.dynamic_slice(bias, *self._part(bias))
 
     def add_part(
         self,
-        bias: Float[Array, "I·bq|1 J·bk|1"] | None,
+        bias: Float[Array, "T|1 S|1"] | None,
         x: Float[Array, "bq|1 bk|1"] | None,
-    ) -> Float[Array, "I·bq|1 J·bk|1"] | None:
+    ) -> Float[Array, "T|1 S|1"] | None:
         """Adds x to the part of a bias's gradient that belongs here."""
         if bias is None or x is None:
             return None
@@ -270,11 +273,22 @@ class _Place(NamedTuple):
         x += lax.dynamic_slice(bias, start, sizes)
         return lax.dynamic_update_slice(bias, x, start)
 
-    def _part(self, bias: Float[Array, "I·bq|1 J·bk|1"]) -> Any:
+    def _part(self, bias: Float[Array, "T|1 S|1"]) -> Any:
         # Slices clamp their start: an axis of 1 is seen by every block.
         blocks = self.kernel.query_block, self.kernel.key_block
         sizes = tuple(map(min, blocks, bias.shape))
         return self.start, sizes
+
+
+# Whatever a loop reads transposed is transposed outside of it, once.
+def _rows(x: Float[Array, "L W"], size: int) -> Float[Array, "L/size size W"]:
+    """Blocks of rows."""
+    return x.reshape(-1, size, x.shape[1])
+
+
+def _columns(x: Float[Array, "L W"], size: int) -> Float[Array, "W L/size size"]:
+    """Blocks of columns of the transpose."""
+    return x.T.reshape(x.shape[1], -1, size)
 
 
 def _zeros(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:

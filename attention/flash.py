@@ -107,8 +107,10 @@ def _attention(
         precision=options.precision,
     )
 
+    scale = jnp.asarray(options.scale, dtype)
+
     def one_head(query: Array, key: Array, value: Array, *rest: Any) -> Any:
-        query, key, value = alike((query, key, value))
+        query, key, value = alike((query * scale, key, value))
         bias, sink, batch, head, by_query, by_key = alike(rest)
         rng = options.dropout_rng
         if rng is not None:
@@ -123,11 +125,11 @@ def _attention(
 
     bias, sinks = options.bias, options.sinks
     one_by_one = [n > 1 for n in by_query.partial.order.shape[:2]]
-    outputs = heads.over_heads(one_head, out_axis=2, loop=one_by_one)(
-        _cut(query.astype(dtype) * jnp.asarray(options.scale, dtype), sizes[0]),
+    output, log_normalizer = heads.over_heads(one_head, out_axis=1, loop=one_by_one)(
+        _whole(query.astype(dtype), sizes[0], 1),
         # Wide already here, so that gradients of shared heads are summed in it, too.
-        _cut(key.astype(dtype), sizes[1]),
-        _cut(value.astype(dtype), sizes[1]),
+        _whole(key.astype(dtype), sizes[1], 1),
+        _whole(value.astype(dtype), sizes[1], 1),
         None if bias is None else _whole_bias(bias.astype(dtype), sizes),
         None if sinks is None else jnp.asarray(sinks, dtype)[None],
         jnp.arange(batch_size, dtype=jnp.int32)[:, None],
@@ -135,10 +137,8 @@ def _attention(
         by_query,
         by_key,
     )
-    output, log_normalizer = (
-        x.reshape(batch_size, -1, *x.shape[3:])[:, :T] for x in outputs
-    )
-    return output, log_normalizer if options.return_residual else None
+    log_normalizer = log_normalizer[:, :T] if options.return_residual else None
+    return output[:, :T], log_normalizer
 
 
 _compiled = jax.jit(_attention, static_argnames=("numbers", "structure", "sizes"))
@@ -252,14 +252,6 @@ def _score_mod(
     indices = (jnp.zeros(shape, jnp.int32) for shape in ((sizes[0], 1), (1, sizes[1])))
     place = {"batch": jnp.int32(0), "head": jnp.int32(0)}
     return closures.hoist(within, *alike([score, *indices]), **alike(place))
-
-
-def _cut(
-    x: Float[Array, "B L N W"], size: int
-) -> Float[Array, "B ceil(L/size) size N W"]:
-    """Blocks of positions."""
-    x = _whole(x, size, 1)
-    return x.reshape(x.shape[0], -1, size, *x.shape[2:])
 
 
 def _whole_bias(

@@ -39,8 +39,8 @@ _BLOCKWISE = (
         "the gradient ignores the normaliser",
     ),
     (
-        "queries, slopes = inputs.query, d_output / divisor[:, :, None]",
-        "queries, slopes = inputs.query, d_output",
+        "by_query = inputs.query, d_output / divisor[:, None]",
+        "by_query = inputs.query, d_output",
         "weights are not normalised in the gradient of values",
     ),
     (
@@ -49,8 +49,8 @@ _BLOCKWISE = (
         "dropped weights have gradients",
     ),
     (
-        "place.matmul(slopes_t[i], place.drop(weights))",
-        "place.matmul(slopes_t[i], weights)",
+        "place.matmul(slopes_t[:, i], place.drop(weights))",
+        "place.matmul(slopes_t[:, i], weights)",
         "values of dropped weights have gradients",
     ),
     (
@@ -59,8 +59,8 @@ _BLOCKWISE = (
         "gradients of queries land in the block of the keys",
     ),
     (
-        "d_sink = -jnp.sum(jnp.exp(inputs.sink - peaks) * offsets)",
-        "d_sink = jnp.sum(jnp.exp(inputs.sink - peaks) * offsets)",
+        "d_sink = -jnp.sum(jnp.exp(inputs.sink - peak) * offset)",
+        "d_sink = jnp.sum(jnp.exp(inputs.sink - peak) * offset)",
         "a sink's gradient has the wrong sign",
     ),
     (
