@@ -170,11 +170,11 @@ class Mask:
         return spans.spread(self._blocks(spans))
 
     def valid_keys(self, S: int) -> Bool[Array, "B|1 S"] | None:
-        """False for keys that `lengths` hides from every query; None: not known."""
+        """False for keys that nobody sees, where that is known of them."""
         return self._valid(S, of_queries=False)
 
     def valid_queries(self, T: int) -> Bool[Array, "B|1 T"] | None:
-        """False for queries from which `lengths` hides all keys; None: not known."""
+        """False for queries that see nothing, where that is known of them."""
         return self._valid(T, of_queries=True)
 
     def _visible(self, places: Places) -> Visible:

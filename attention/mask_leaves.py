@@ -232,6 +232,14 @@ class Dense(Leaf):
                 every = mask_blocks.reduce(jnp.all, every, block, axis=axis, fill=True)
         return mask_blocks.Blocks(some, every)
 
+    def _valid(self, length: int, *, of_queries: bool) -> mask_algebra.Valid:
+        B, N, T, S = (1,) * (4 - self.array.ndim) + self.array.shape
+        if (N, T, S) == (1, length, 1) and of_queries and self.offset is None:
+            return self.array.reshape(B, length)
+        if (N, T, S) == (1, 1, length) and not of_queries:
+            return self.array.reshape(B, length)
+        return None
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Annotated
 from attention import dot_product
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "none")
+ATTENTION = ("softmax", "window", "longformer", "bigbird")
+MIXERS = (*ATTENTION, "linear", "performer", "rwkv", "mamba", "gru", "zero")
 DTYPES = ("float32", "bfloat16")
 IMPLEMENTATIONS = ("auto", *dot_product.IMPLEMENTATIONS)
 
@@ -31,7 +33,13 @@ class CausalLMConfig:
     mlp_width: Annotated[int, "F, hidden width of a block's MLP"]
     context: Annotated[int, "T, tokens that the model sees at once"]
     positions: Annotated[str, f"one of {', '.join(POSITIONS)}"]
-    window: Annotated[int, "keys that a query sees, its own among them; 0 = all before"]
+    mixers: Annotated[str, f"of the layers, repeated in turn: {', '.join(MIXERS)}"]
+    window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
+    globals: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
+    block: Annotated[int, "bigbird: positions of a block"]
+    random: Annotated[int, "bigbird: blocks that a query block sees at random"]
+    features: Annotated[int, "M, performer: random features of a head"]
+    state: Annotated[int, "M, mamba: numbers of state in each channel"]
     scale: Annotated[float, "factor of the scores; 0 = 1 / sqrt(head width)"]
     use_bias: Annotated[bool, "biases in projections and MLP"]
     tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
@@ -42,7 +50,14 @@ class CausalLMConfig:
     def __post_init__(self) -> None:
         """Checks each value, then values against each other."""
         at_least(self, 1, "num_layers", "num_heads", "width", "mlp_width", "context")
-        at_least(self, 0, "num_kv_heads", "window", "scale")
+        at_least(self, 1, "window", "block", "features", "state")
+        at_least(self, 0, "num_kv_heads", "scale", "globals", "random")
+        for name in self.mixers.split(","):
+            if name not in MIXERS:
+                raise ValueError(
+                    f"mixers must be names out of {', '.join(MIXERS)}, with commas "
+                    f"between them, got {name!r}"
+                )
         fraction(self, "dropout_rate")
         one_of(self, "positions", POSITIONS)
         one_of(self, "dtype", DTYPES)
@@ -66,6 +81,15 @@ class CausalLMConfig:
             raise ValueError(
                 f"sinusoidal positions need an even width, got width={self.width}"
             )
+
+    def mixer(self, layer: int) -> str:
+        """The name of the mixer of a layer."""
+        names = self.mixers.split(",")
+        return names[layer % len(names)]
+
+    def is_attention(self, layer: int) -> bool:
+        """Whether a layer's mixer is softmax attention, under whatever mask."""
+        return self.mixer(layer) in ATTENTION
 
     @property
     def head_width(self) -> int:

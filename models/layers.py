@@ -14,6 +14,20 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 
+def kernel_inits(
+    num_layers: int,
+) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
+    """Initializers of a block's inner kernels, and of those that add to the stream.
+
+    2L layers add to the residual stream, which is to stay of the size it starts with.
+    """
+    out_scale = 1 / (2 * num_layers)
+    return (
+        nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
+        nn.initializers.variance_scaling(out_scale, "fan_in", "normal"),
+    )
+
+
 class Projection(nn.Module):
     """y = x W + b over the last axes, with the parameters of `flax.linen.DenseGeneral`.
 

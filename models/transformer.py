@@ -1,7 +1,7 @@
 """A decoder-only language model: pre-norm blocks over one residual stream.
 
     x ← embed(tokens)
-    x ← x + attention(norm(x))        every block, under the causal mask
+    x ← x + mixer(norm(x))            every block; attention, unless configured
     x ← x + mlp(norm(x))
     logits = norm(x) · embeddingᵀ
 
@@ -16,63 +16,57 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import masks, positions
 from models import config as config_lib
-from models import layers, multihead
+from models import layers, mixers
 
 
 class Block(nn.Module):
-    """One pre-norm layer: attention over the past, then an MLP at each position."""
+    """One pre-norm layer: a mixer of the past, then an MLP at each position.
+
+    Attributes:
+      config: of the model.
+      layer: which one this is, from 0.
+    """
 
     config: config_lib.CausalLMConfig
+    layer: int
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T E"],
-        *,
-        mask: masks.Mask,
-        token_positions: Int[Array, "B T"] | None,
-        deterministic: bool,
-        sow_weights: bool,
-    ) -> Float[Array, "B T E"]:
-        """Adds both layers' outputs to the residual stream."""
+    def setup(self) -> None:
+        """Creates the layers."""
         config = self.config
-        kernel_init, out_kernel_init = _kernel_inits(config)
-        h = nn.RMSNorm(dtype=config.dtype, name="attention_norm")(x)
-        h = multihead.MultiHeadAttention(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads or None,
-            dtype=config.dtype,
-            dropout_rate=config.dropout_rate,
-            broadcast_dropout=False,
-            use_bias=config.use_bias,
-            kernel_init=kernel_init,
-            out_kernel_init=out_kernel_init,
-            position_encoding=(
-                config.positions if config.positions in ("rotary", "alibi") else "none"
-            ),
-            scale=config.scale or None,
-            implementation=(
-                None if config.implementation == "auto" else config.implementation
-            ),
-            name="attention",
-        )(
-            h,
-            mask=mask,
-            query_positions=token_positions,
-            deterministic=deterministic,
-            sow_weights=sow_weights,
-        )
-        x += nn.Dropout(config.dropout_rate)(h, deterministic=deterministic)
-        h = nn.RMSNorm(dtype=config.dtype, name="mlp_norm")(x)
-        h = layers.MLP(
+        kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+        self.mixer_norm = nn.RMSNorm(dtype=config.dtype)
+        self.mixer = mixers.make(config, self.layer)
+        self.mlp_norm = nn.RMSNorm(dtype=config.dtype)
+        self.mlp = layers.MLP(
             width=config.mlp_width,
             use_bias=config.use_bias,
             kernel_init=kernel_init,
             out_kernel_init=out_kernel_init,
             dtype=config.dtype,
-            name="mlp",
-        )(h)
-        return x + nn.Dropout(config.dropout_rate)(h, deterministic=deterministic)
+        )
+        self.mixer_dropout = nn.Dropout(config.dropout_rate)
+        self.mlp_dropout = nn.Dropout(config.dropout_rate)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        *,
+        token_mask: Bool[Array, "B T"] | None,
+        token_positions: Int[Array, "B T"] | None,
+        deterministic: bool,
+        sow_weights: bool,
+    ) -> Float[Array, "B T E"]:
+        """Adds both layers' outputs to the residual stream."""
+        h = self.mixer(
+            self.mixer_norm(x),
+            deterministic=deterministic,
+            token_mask=token_mask,
+            token_positions=token_positions,
+            sow_weights=sow_weights,
+        )
+        x += self.mixer_dropout(h, deterministic=deterministic)
+        h = self.mlp(self.mlp_norm(x))
+        return x + self.mlp_dropout(h, deterministic=deterministic)
 
 
 class CausalLM(nn.Module):
@@ -96,16 +90,14 @@ class CausalLM(nn.Module):
                 config.context, config.width, init
             )
         self.dropout = nn.Dropout(config.dropout_rate)
-        self.blocks = [Block(config) for _ in range(config.num_layers)]
+        self.blocks = [Block(config, i) for i in range(config.num_layers)]
         self.final_norm = nn.RMSNorm(dtype=config.dtype)
         if not config.tie_embeddings:
             self.unembedding = layers.Embedding(self.vocab_size, config.width, init)
 
-    def mask(self) -> masks.Mask:
-        """Which tokens a block may look at: the declared mask of one layer."""
-        if self.config.window:
-            return masks.sliding_window(self.config.window)
-        return masks.causal()
+    def masks(self) -> tuple[masks.Mask, ...]:
+        """Which tokens each block may look at, as its mixer declares."""
+        return tuple(mixers.mask(self.config, i) for i in range(self.config.num_layers))
 
     def __call__(
         self,
@@ -174,14 +166,11 @@ class CausalLM(nn.Module):
         sow_weights: bool = False,
     ) -> Float[Array, "B T V"]:
         """The model after `embed`; arguments as at the call."""
-        mask = self.mask()
-        if token_mask is not None:
-            mask &= masks.dense(token_mask[:, None, None, :])
         x = self.dropout(x, deterministic=deterministic)
         for block in self.blocks:
             x = block(
                 x,
-                mask=mask,
+                token_mask=token_mask,
                 token_positions=token_positions,
                 deterministic=deterministic,
                 sow_weights=sow_weights,
@@ -190,14 +179,3 @@ class CausalLM(nn.Module):
         if self.config.tie_embeddings:
             return self.token_embedding.attend(x)
         return self.unembedding.attend(x)
-
-
-def _kernel_inits(
-    config: config_lib.CausalLMConfig,
-) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
-    """Initializers of a block's inner kernels, and of those that add to the stream."""
-    out_scale = 1 / (2 * config.num_layers)
-    return (
-        nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
-        nn.initializers.variance_scaling(out_scale, "fan_in", "normal"),
-    )

@@ -30,7 +30,7 @@ def changed(**values):
         ({"model__num_kv_heads": 3}, MODEL + "num_heads must be a multiple of num_kv"),
         ({"model__num_heads": 128}, MODEL + "rotary positions need an even head width"),
         ({"model__num_heads": 0}, MODEL + "num_heads must be at least 1, got 0"),
-        ({"model__window": -1}, MODEL + "window must be at least 0, got -1"),
+        ({"model__window": 0}, MODEL + "window must be at least 1, got 0"),
         ({"model__scale": float("nan")}, MODEL + "scale must be at least 0, got nan"),
         ({"model__scale": float("inf")}, MODEL + "scale must be at least 0, got inf"),
         ({"model__dropout_rate": 1.0}, MODEL + r"dropout_rate must be in \[0, 1\), "),

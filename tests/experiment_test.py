@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention import masks
-from models import transformer
+from models import mixers
 from train import audit, benchmark, causality, cli, loss, main, metrics, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -136,9 +136,12 @@ def test_audit_of_a_workdir(finished, monkeypatch, capsys):
 
 def test_audit_sees_a_model_that_looks_ahead(finished, monkeypatch, capsys):
     """A mask off by one, declared or not: exit 1, and the place is named."""
-    monkeypatch.setattr(
-        transformer.CausalLM, "mask", lambda self: masks.causal(offset=1)
+    mask = masks.causal(offset=1)
+    ahead = mixers.Mixer(
+        lambda config, layer: mask,
+        lambda config, layer: mixers.SelfAttention(config, mask),
     )
+    monkeypatch.setattr(mixers, "MIXERS", {"softmax": ahead})
     backup = (finished / "report.json").read_text()
     try:
         assert run(monkeypatch, audit, f"--workdir={finished}") == 1

@@ -299,3 +299,16 @@ def test_empty_dimensions() -> None:
     assert masks.dense(np.ones((mask_rules.T, 0), bool)).materialize(
         mask_rules.T, 0
     ).shape == (1, 1, mask_rules.T, 0)
+
+
+def test_an_array_of_keys_or_queries_says_who_is_seen_by_nobody():
+    """So that NaN in padding, on any side, reaches nothing."""
+    keys = np.array([[True, False, True], [False, True, True]])
+    by_key = masks.causal() & masks.dense(keys[:, None, None, :])
+    np.testing.assert_array_equal(by_key.valid_keys(3), keys)
+    assert by_key.valid_queries(3) is None
+    by_query = masks.dense(keys[:, None, :, None])
+    np.testing.assert_array_equal(by_query.valid_queries(3), keys)
+    assert by_query.valid_keys(3) is None
+    assert masks.dense(np.ones((2, 1, 3, 3), bool)).valid_keys(3) is None
+    assert masks.dense(keys[:, None, :, None], offset=1).valid_queries(3) is None

@@ -118,10 +118,10 @@ class Block(Module):
         self, method, variables, x, given=subjects.NOTHING, *, sow_weights=False, **rest
     ):
         settings = dataclasses.replace(self.config, dtype=x.dtype.name)
-        return getattr(transformer.Block(settings), method)(
+        return getattr(transformer.Block(settings, 0), method)(
             variables,
             x,
-            mask=self.mask(given),
+            token_mask=_token_mask(x, given),
             token_positions=given.at,
             deterministic=given.rng is None,
             sow_weights=sow_weights,
@@ -153,13 +153,10 @@ class Language(Module):
         if method == "init":
             tokens = jnp.zeros((B, T), jnp.int32)
             return model.init(variables, tokens, deterministic=True)
-        token_mask = None
-        if given.lengths is not None:
-            token_mask = np.arange(x.shape[1])[None] < given.lengths[:, None]
         return model.apply(
             variables,
             x,
-            token_mask=token_mask,
+            token_mask=_token_mask(x, given),
             token_positions=given.at,
             deterministic=given.rng is None,
             method="from_embeddings",
@@ -179,6 +176,13 @@ class Language(Module):
         )
 
 
+def _token_mask(x, given):
+    """Which tokens count."""
+    if given.lengths is None:
+        return None
+    return np.arange(x.shape[1])[None] < given.lengths[:, None]
+
+
 CONFIG = config.CausalLMConfig(
     num_layers=1,
     num_heads=N,
@@ -187,7 +191,13 @@ CONFIG = config.CausalLMConfig(
     mlp_width=8,
     context=T,
     positions="rotary",
-    window=0,
+    mixers="softmax",
+    window=4,
+    globals=1,
+    block=2,
+    random=1,
+    features=8,
+    state=4,
     scale=0.0,
     use_bias=True,
     tie_embeddings=True,
@@ -221,7 +231,12 @@ MODULES = (
         2,
         0,
         dataclasses.replace(
-            CONFIG, num_kv_heads=1, positions="alibi", window=3, scale=0.4
+            CONFIG,
+            num_kv_heads=1,
+            positions="alibi",
+            mixers="window",
+            window=3,
+            scale=0.4,
         ),
     ),
 )

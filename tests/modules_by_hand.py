@@ -64,8 +64,8 @@ def mlp(parameters, x):
 
 def block(parameters, x, **options):
     """One pre-norm layer, and its attention weights."""
-    h = rms_norm(parameters["attention_norm"], x)
-    h, weights = multi_head(parameters["attention"], h, **options)
+    h = rms_norm(parameters["mixer_norm"], x)
+    h, weights = multi_head(parameters["mixer"], h, **options)
     x = x + h
     return x + mlp(parameters["mlp"], rms_norm(parameters["mlp_norm"], x)), weights
 

@@ -102,14 +102,14 @@ def test_edits_are_void_and_accuse_nobody(fn, words):
 @pytest.mark.parametrize("layers", [0, 1, 2, 4])
 def test_reachable_widens_a_window_by_its_reach_in_every_layer(size, layers):
     expected = window(1 + layers * (size - 1))
-    reach = proofs.reachable(window(size), num_layers=layers)
+    reach = proofs.reachable([window(size)] * layers)
     np.testing.assert_array_equal(reach, expected)
 
 
 def test_reachable_passes_a_position_on_to_itself():
     below = np.eye(3, k=-1, dtype=bool)
     np.testing.assert_array_equal(
-        proofs.reachable(below, num_layers=1), below | np.eye(3, dtype=bool)
+        proofs.reachable([below]), below | np.eye(3, dtype=bool)
     )
 
 

@@ -19,7 +19,13 @@ SMALL = config.CausalLMConfig(
     mlp_width=32,
     context=T,
     positions="rotary",
-    window=0,
+    mixers="softmax",
+    window=3,
+    globals=1,
+    block=4,
+    random=1,
+    features=8,
+    state=4,
     scale=0.0,
     use_bias=True,
     tie_embeddings=True,
@@ -48,14 +54,15 @@ def logits(model, variables, tokens, token_mask=None):
 
 
 @pytest.mark.parametrize(
-    ("positions", "window"), [*((name, 0) for name in config.POSITIONS), ("rotary", 3)]
+    ("positions", "mixer"),
+    [*((name, "softmax") for name in config.POSITIONS), ("rotary", "window")],
 )
-def test_left_padding_changes_nothing(positions, window):
+def test_left_padding_changes_nothing(positions, mixer):
     """The 5 real tokens of a prompt have the same logits behind 0, 1 and 3 pads.
 
     Cases B046 and B047: alone, and in one batch.
     """
-    model, variables = make(positions=positions, window=window)
+    model, variables = make(positions=positions, mixers=mixer)
     prompt = TOKENS[:1, :5]
     wanted = logits(model, variables, prompt)
     pads = (0, 1, 3)
@@ -114,7 +121,7 @@ def test_dropout_masks_differ_between_layers_and_keys():
         )
         blocks = sown["intermediates"]
         return [
-            blocks[f"blocks_{i}"]["Dropout_0"]["__call__"][0] == 0 for i in range(3)
+            blocks[f"blocks_{i}"]["mixer_dropout"]["__call__"][0] == 0 for i in range(3)
         ]
 
     first, again, other = map(dropped, map(jax.random.key, (0, 0, 1)))
@@ -156,11 +163,11 @@ def test_computation_in_bfloat16_keeps_float32_parameters():
     assert embedded.dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("window", [0, 3])
-def test_the_declared_mask_is_the_one_in_force(window):
+@pytest.mark.parametrize("mixer", ["softmax", "window"])
+def test_the_declared_mask_is_the_one_in_force(mixer):
     """Edits of token 5 reach what the mask of one layer shows, in a model of one."""
-    model, variables = make(window=window, num_layers=1)
-    declared = np.asarray(model.mask().materialize(T, T)[0, 0])
+    model, variables = make(mixers=mixer, num_layers=1)
+    declared = np.asarray(model.masks()[0].materialize(T, T)[0, 0])
     edited = TOKENS.at[:, 5].set((TOKENS[:, 5] + 1) % V)
     moved = np.any(
         np.asarray(logits(model, variables, TOKENS))
@@ -171,14 +178,14 @@ def test_the_declared_mask_is_the_one_in_force(window):
     rows, columns = np.indices((T, T))
     distance = rows - columns
     np.testing.assert_array_equal(
-        declared, (distance >= 0) & (distance < (window or T))
+        declared, (distance >= 0) & (distance < (3 if mixer == "window" else T))
     )
 
 
 def test_grouped_heads_and_untied_embeddings_have_their_parameters():
     _, variables = make(num_kv_heads=1, tie_embeddings=False, use_bias=False)
     params = variables["params"]
-    assert params["blocks_0"]["attention"]["key"]["kernel"].shape == (16, 1, 8)
+    assert params["blocks_0"]["mixer"]["key"]["kernel"].shape == (16, 1, 8)
     assert params["unembedding"]["embedding"].shape == (V, 16)
     assert not any(
         "bias" in jax.tree_util.keystr(path)

@@ -54,8 +54,9 @@ def prove(
         deterministic=True,
         method=transformer.CausalLM.from_embeddings,
     )
-    mask = model.mask().materialize(context, context)[0, 0]
-    declared = proofs.reachable(mask, num_layers=config.model.num_layers)
+    declared = proofs.reachable(
+        [mask.materialize(context, context)[0, 0] for mask in model.masks()]
+    )
     return [
         proofs.edits(
             functools.partial(logits, variables),

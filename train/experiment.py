@@ -116,7 +116,8 @@ def run(
         corpus.train, corpus.validation, vocab_size=model.vocab_size
     )
     _draw_loss(path, records, found_baselines)
-    _draw_attention(path, model, state.params, corpus)
+    if any(map(config.model.is_attention, range(config.model.num_layers))):
+        _draw_attention(path, model, state.params, corpus)
     print("verifying causality: edits, gradients, learning ...", flush=True)
     found = causality.prove(model, state.params, corpus.validation, config, audit_rng)
     causality.draw(path / workdir.FIGURES, found)
@@ -254,8 +255,9 @@ def _draw_attention(
     )
     blocks = sown["intermediates"]
     weights = [
-        blocks[f"blocks_{i}"]["attention"]["attention_weights"][0][0]
+        blocks[f"blocks_{i}"]["mixer"]["attention_weights"][0][0]
         for i in range(model.config.num_layers)
+        if model.config.is_attention(i)
     ]
     labels = [corpus.tokenizer.decode([token]) for token in tokens]
     figures.attention_heads(path / workdir.FIGURES, np.stack(weights), labels)

@@ -12,6 +12,7 @@ code and the loop too.
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -59,21 +60,20 @@ class Proof:
 
 
 def reachable(
-    mask: Bool[movements.AnyArray, "T T"], *, num_layers: int
+    masks: Sequence[Bool[movements.AnyArray, "T T"]],
 ) -> Bool[np.ndarray, "T T"]:
     """Which inputs reach which outputs through a stack of residual layers.
 
-    (I ∨ M)ᴸ, the boolean power: a layer passes position i on to itself, and to i
-    what its mask lets i attend to.
+    (I ∨ Mᴸ) ⋯ (I ∨ M¹), a boolean product: a layer passes position i on to itself, and
+    to i what its mask lets i attend to.
 
     Args:
-      mask: of one layer, True = may attend.
-      num_layers: L.
+      masks: of each layer, the first one first; True = may attend.
     """
-    step = np.asarray(mask) | np.eye(len(mask), dtype=bool)
-    reach = np.eye(len(mask), dtype=bool)
-    for _ in range(num_layers):
-        reach = reach @ step
+    itself = np.eye(len(masks[0]), dtype=bool)
+    reach = itself
+    for mask in masks:
+        reach = (np.asarray(mask) | itself) @ reach
     return reach
 
 

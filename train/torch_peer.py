@@ -27,7 +27,7 @@ class CausalLM(torch.nn.Module):
         supported = dict(
             num_kv_heads=0,
             positions="rotary",
-            window=0,
+            mixers="softmax",
             scale=0.0,
             use_bias=False,
             tie_embeddings=True,
@@ -47,14 +47,14 @@ class CausalLM(torch.nn.Module):
         self.blocks = torch.nn.ModuleList()
         for i in range(config.num_layers):
             block, layer = params[f"blocks_{i}"], torch.nn.Module()
-            layer.attention_norm = _parameter(block["attention_norm"]["scale"])
+            layer.mixer_norm = _parameter(block["mixer_norm"]["scale"])
             kernels = [
-                np.reshape(block["attention"][name]["kernel"], (width, width))
+                np.reshape(block["mixer"][name]["kernel"], (width, width))
                 for name in ("query", "key", "value")
             ]
             layer.qkv = _parameter(np.concatenate(kernels, axis=1))
             layer.out = _parameter(
-                np.reshape(block["attention"]["out"]["kernel"], (width, width))
+                np.reshape(block["mixer"]["out"]["kernel"], (width, width))
             )
             layer.mlp_norm = _parameter(block["mlp_norm"]["scale"])
             layer.up = _parameter(block["mlp"]["up"]["kernel"])
@@ -76,7 +76,7 @@ class CausalLM(torch.nn.Module):
 
         x = functional.embedding(tokens, self.embedding)
         for block in self.blocks:
-            projected = norm(x, block.attention_norm) @ block.qkv
+            projected = norm(x, block.mixer_norm) @ block.qkv
             query, key, value = (
                 y.reshape(batch, length, heads, -1).transpose(1, 2)
                 for y in projected.chunk(3, dim=-1)

@@ -1,0 +1,168 @@
+"""How a layer mixes positions: one literal table, from names to modules.
+
+Every mixer is causal and maps x [B T E] to [B T E] under one signature:
+
+    mixer(x, *, deterministic, token_mask=None, token_positions=None, sow_weights=False)
+
+token_mask [B T] is False at padding, on either side, which no position sees and which
+changes no state. A mixer without a use for positions, or without weights to sow, leaves
+these two alone.
+
+The table also says what one layer lets each query see: `train.proofs` holds the whole
+model to it.
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import masks
+from models import config as config_lib
+from models import layers, multihead
+
+Config = config_lib.CausalLMConfig
+
+
+class SelfAttention(nn.Module):
+    """Softmax attention of a language model's layer, under a mask of its own.
+
+    Attributes:
+      config: of the model.
+      mask: what a query may see.
+    """
+
+    config: Config
+    mask: masks.Mask
+
+    def setup(self) -> None:
+        """Creates the attention, whose parameters stand in this module's place."""
+        config = self.config
+        kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+        self.attention = multihead.MultiHeadAttention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads or None,
+            dtype=config.dtype,
+            dropout_rate=config.dropout_rate,
+            broadcast_dropout=False,
+            use_bias=config.use_bias,
+            kernel_init=kernel_init,
+            out_kernel_init=out_kernel_init,
+            position_encoding=(
+                config.positions if config.positions in ("rotary", "alibi") else "none"
+            ),
+            scale=config.scale or None,
+            implementation=(
+                None if config.implementation == "auto" else config.implementation
+            ),
+        )
+        nn.share_scope(self, self.attention)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        *,
+        deterministic: bool,
+        token_mask: Bool[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | None = None,
+        sow_weights: bool = False,
+    ) -> Float[Array, "B T E"]:
+        """Attends to what the mask shows of the tokens that are no padding."""
+        mask = self.mask
+        if token_mask is not None:
+            mask &= masks.dense(token_mask[:, None, None, :])
+        return self.attention(
+            x,
+            mask=mask,
+            query_positions=token_positions,
+            deterministic=deterministic,
+            sow_weights=sow_weights,
+        )
+
+
+class Zero(nn.Module):
+    """Mixes nothing: what a model does without its mixers."""
+
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        *,
+        deterministic: bool,
+        token_mask: Bool[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | None = None,
+        sow_weights: bool = False,
+    ) -> Float[Array, "B T E"]:
+        """Zeros."""
+        del deterministic, token_mask, token_positions, sow_weights
+        return jnp.zeros_like(x)
+
+
+class Mixer(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+      mask: what a query of a layer sees, given its index.
+      make: the module of a layer, given its index.
+    """
+
+    mask: Callable[[Config, int], masks.Mask]
+    make: Callable[[Config, int], nn.Module]
+
+
+def _causal(config: Config, layer: int) -> masks.Mask:
+    del config, layer
+    return masks.causal()
+
+
+def _window(config: Config, layer: int) -> masks.Mask:
+    del layer
+    return masks.sliding_window(config.window)
+
+
+def _longformer(config: Config, layer: int) -> masks.Mask:
+    del layer
+    return masks.longformer(config.window - 1, range(config.globals), causal=True)
+
+
+def _bigbird(config: Config, layer: int) -> masks.Mask:
+    return masks.bigbird(
+        config.block,
+        -(-config.window // config.block),
+        config.globals,
+        config.random,
+        seed=layer,
+        causal=True,
+    )
+
+
+def _itself(config: Config, layer: int) -> masks.Mask:
+    del config, layer
+    return masks.window(0, 0)
+
+
+def _attention(mask: Callable[[Config, int], masks.Mask]) -> Mixer:
+    return Mixer(mask, lambda c, layer: SelfAttention(c, mask(c, layer)))
+
+
+MIXERS: Mapping[str, Mixer] = types.MappingProxyType(
+    {
+        "softmax": _attention(_causal),
+        "window": _attention(_window),
+        "longformer": _attention(_longformer),
+        "bigbird": _attention(_bigbird),
+        "zero": Mixer(_itself, lambda config, layer: Zero()),
+    }
+)
+
+
+def mask(config: Config, layer: int) -> masks.Mask:
+    """What a query of a layer may see."""
+    return MIXERS[config.mixer(layer)].mask(config, layer)
+
+
+def make(config: Config, layer: int) -> nn.Module:
+    """The mixer of a layer."""
+    return MIXERS[config.mixer(layer)].make(config, layer)
