@@ -1,0 +1,167 @@
+"""Floating-point operations of a function, counted as it runs.
+
+XLA's own count takes the body of a loop once. Here a body counts as often as it runs: a
+`scan` by its length, a `while` by running it, so that blocks which attention skips cost
+nothing.
+
+    product, convolution    2 · numbers of the output · numbers summed in each
+    reduction               numbers of the input
+    what moves numbers      0
+    anything else           numbers of the output
+"""
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+# What moves numbers without computing any.
+MOVES = frozenset(
+    {
+        "broadcast_in_dim",
+        "bitcast_convert_type",
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "expand_dims",
+        "gather",
+        "iota",
+        "optimization_barrier",
+        "pad",
+        "reshape",
+        "rev",
+        "scatter",
+        "select_n",
+        "slice",
+        "split",
+        "squeeze",
+        "stop_gradient",
+        "transpose",
+    }
+)
+
+
+def count(fn: Callable[..., Any], *args: Any) -> int:
+    """Runs fn(*args), and counts.
+
+    Args:
+      fn: a function that jax can trace.
+      args: its arguments, pytrees of arrays.
+
+    Returns:
+      Floating-point operations; those on integers and booleans are free.
+    """
+    closed = jax.make_jaxpr(fn)(*args)
+    _, operations = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+    return operations
+
+
+def _run(
+    jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]
+) -> tuple[list[Any], int]:
+    """The results of a jaxpr, and its operations."""
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    operations = 0
+    for eqn in jaxpr.eqns:
+        inputs = [read(x) for x in eqn.invars]
+        if _has_while(eqn):
+            results, new = LOOPS.get(eqn.primitive.name, _call)(eqn, inputs)
+        else:
+            results, new = _bind(eqn, inputs), _static(eqn)
+        operations += new
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(x) for x in jaxpr.outvars], operations
+
+
+def _bind(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    parameters = eqn.primitive.get_bind_params(eqn.params)
+    results = eqn.primitive.bind(*inputs, **parameters)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _static(eqn: core.JaxprEqn) -> int:
+    """Operations that do not depend on values."""
+    name = eqn.primitive.name
+    if bodies := list(core.jaxprs_in_params(eqn.params)):
+        inner = [sum(map(_static, body.eqns)) for body in bodies]
+        if name == "cond":
+            return max(inner)
+        return sum(inner) * (eqn.params["length"] if name == "scan" else 1)
+    output: Any = eqn.outvars[0].aval
+    inputs: list[Any] = [x.aval for x in eqn.invars]
+    if not np.issubdtype(getattr(output, "dtype", np.int32), np.inexact):
+        return 0
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        summed = math.prod(inputs[0].shape[axis] for axis in contracted)
+        return 2 * math.prod(output.shape) * summed
+    if name == "conv_general_dilated":
+        kernel = inputs[1].shape
+        features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * math.prod(output.shape) * math.prod(kernel) // features
+    if name in MOVES:
+        return 0
+    if name.startswith(("reduce_", "cum", "arg")):
+        return math.prod(inputs[0].shape)
+    return math.prod(output.shape)
+
+
+def _has_while(eqn: core.JaxprEqn) -> bool:
+    """Whether a loop inside of an equation ends by its values."""
+    return eqn.primitive.name == "while" or any(
+        _has_while(e) for jaxpr in core.jaxprs_in_params(eqn.params) for e in jaxpr.eqns
+    )
+
+
+def _call(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
+    """A function that is called once: `jit`, `custom_vjp_call`, `remat` ..."""
+    (closed,) = (
+        x for x in eqn.params.values() if isinstance(x, core.ClosedJaxpr | core.Jaxpr)
+    )
+    if isinstance(closed, core.ClosedJaxpr):
+        return _run(closed.jaxpr, closed.consts, inputs)
+    return _run(closed, (), inputs)
+
+
+def _scan(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
+    body, length = eqn.params["jaxpr"], eqn.params["length"]
+    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    fixed, carry = inputs[:consts], inputs[consts : consts + carries]
+    steps = range(length)[:: -1 if eqn.params["reverse"] else 1]
+    operations, stacked = 0, {}
+    for i in steps:
+        own = [x[i] for x in inputs[consts + carries :]]
+        results, new = _run(body.jaxpr, body.consts, [*fixed, *carry, *own])
+        carry, stacked[i] = results[:carries], results[carries:]
+        operations += new
+    rows = zip(*(stacked[i] for i in range(length)), strict=True)
+    return [*carry, *(jnp.stack(row) for row in rows)], operations
+
+
+def _while(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
+    test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    split = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    of_test, of_body = inputs[: split[0]], inputs[split[0] : sum(split)]
+    carry, operations = list(inputs[sum(split) :]), 0
+    while True:
+        (again,), new = _run(test.jaxpr, test.consts, [*of_test, *carry])
+        operations += new
+        if not again:
+            return carry, operations
+        carry, new = _run(body.jaxpr, body.consts, [*of_body, *carry])
+        operations += new
+
+
+LOOPS = types.MappingProxyType({"scan": _scan, "while": _while})
