@@ -1,0 +1,202 @@
+"""Additive attention: a small network says how well a key fits a query.
+
+    eᵢⱼ = v · tanh(qᵢ + kⱼ)                qᵢ = W sᵢ,  kⱼ = U hⱼ
+    wᵢⱼ = mᵢⱼ exp(eᵢⱼ) / Σⱼ mᵢⱼ exp(eᵢⱼ)
+    oᵢ  = Σⱼ wᵢⱼ vⱼ
+
+with s the states of a decoder, h the annotations of an encoder, and mᵢⱼ ∈ {0, 1} the
+mask (True = may attend). The first attention of all: Bahdanau et al., 2015,
+arXiv:1409.0473, equations 5 and 6 and appendix A.1.2. |eᵢⱼ| ≤ Σₕ |vₕ|, so the scores
+need no scale; but each costs H values of tanh, T·S·H in all, which no matrix product
+can form. They are formed for one query at a time, and anew for the derivative, so that
+memory stays O(T + S).
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, heads, masks, numerics, softmax
+
+
+def attention(
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    value: Float[Array, "*B S K D"],
+    score_vector: Float[Array, "N H"],
+    mask: masks.Mask | Bool[Array, "..."] | None = None,
+    *,
+    key_mask: Bool[Array, "*B S"] | None = None,
+) -> Float[Array, "*B T N D"]:
+    """Attends: each query's mean of the values, weighted by v · tanh(q + k).
+
+    Scores, softmax and sums are in float32 for narrower inputs, in float64 for
+    float64. Weights [T S] are never formed whole.
+
+    Args:
+      query: projected queries, W s.
+      key: projected keys, U h; K divides N, query head n reads key head n // (N / K).
+      value: values, of any width D; in the paper h itself.
+      score_vector: v, one for each query head.
+      mask: a `masks.Mask`, whose arrays index the flattened batch, or a boolean array
+        that broadcasts from the right against the flattened batch's [B N T S]. True =
+        may attend.
+      key_mask: False marks padding: keys and values that reach nothing, NaN and
+        infinities included. So do those past the lengths of a `masks.lengths`.
+
+    Returns:
+      [*B T N D] in the value's dtype; 0 for a query that sees nothing.
+
+    Raises:
+      TypeError: if an array is of the wrong kind, such as a mask that is not boolean.
+      ValueError: if shapes, or the dtypes of query, key and value, do not fit.
+    """
+    output = _lift(
+        jnp.matmul, 1, query, key, value, score_vector, mask, key_mask=key_mask
+    )
+    return output.astype(value.dtype)
+
+
+def weights(
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    score_vector: Float[Array, "N H"],
+    mask: masks.Mask | Bool[Array, "..."] | None = None,
+    *,
+    key_mask: Bool[Array, "*B S"] | None = None,
+) -> Float[Array, "*B N T S"]:
+    """The weights with which `attention` averages the values.
+
+    Args are those of `attention`.
+
+    Returns:
+      Weights in float32 (float64 for float64): rows sum to 1; 0 where masked and in
+      the rows of queries that see nothing.
+
+    Raises:
+      TypeError: as `attention`.
+      ValueError: as `attention`.
+    """
+
+    def as_they_are(weights: Array, value: Array) -> Array:
+        del value
+        return weights
+
+    return _lift(as_they_are, 0, query, key, key, score_vector, mask, key_mask=key_mask)
+
+
+def scores(
+    query: Float[Array, "H"], key: Float[Array, "S H"], score_vector: Float[Array, "H"]
+) -> Float[Array, "S"]:
+    """Scores of one query: v · tanh(q + kⱼ)."""
+    return jnp.tanh(query[None] + key) @ score_vector
+
+
+def _lift(
+    read: Callable[[Array, Array], Array],
+    out_axis: int,
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    value: Float[Array, "*B S K D"],
+    score_vector: Float[Array, "N H"],
+    mask: masks.Mask | Array | None,
+    *,
+    key_mask: Bool[Array, "*B S"] | None,
+) -> Array:
+    """What `read(weights [S], value [S D])` says of every query, head and row."""
+    query, key, value = (jnp.asarray(x) for x in (query, key, value))
+    batch = arguments.check_inputs(query, key, value)
+    (*_, T, N, H), S = query.shape, key.shape[-3]
+    if score_vector.shape != (N, H):
+        raise ValueError(
+            f"score_vector must be one vector per query head, {[N, H]}, "
+            f"got {list(score_vector.shape)}"
+        )
+    if key_mask is not None and key_mask.shape != (*batch, S):
+        raise ValueError(
+            f"key_mask must be [*B S] = {[*batch, S]}, got {list(key_mask.shape)}"
+        )
+    dtype = numerics.accumulation_dtype(query.dtype)
+    rows = math.prod(batch)
+    query, key, value = (
+        x.astype(dtype).reshape(rows, *x.shape[-3:]) for x in (query, key, value)
+    )
+    visible = _visible(mask, key_mask, (rows, N, T, S))
+    query, key, value = _without_padding(visible, query, key, value)
+
+    def one_head(
+        query: Float[Array, "T H"],
+        key: Float[Array, "S H"],
+        value: Float[Array, "S D"],
+        score_vector: Float[Array, "H"],
+        row: Int[Array, ""],
+        head: Int[Array, ""],
+    ) -> Array:
+        def shown_at(position: Int[Array, ""]) -> Bool[Array, "S"] | None:
+            if visible is None:
+                return None
+            keys = jnp.arange(S, dtype=jnp.int32)
+            place = {"batch": row[None], "head": head[None]}
+            return visible.at(position[None], keys, **place, length=S)[0, 0, 0]
+
+        def one_query(own: tuple[Float[Array, "H"], Int[Array, ""]]) -> Array:
+            query, position = own
+            fits = scores(query, key, score_vector)
+            return read(softmax.masked_softmax(fits, shown_at(position)), value)
+
+        # Some queries at a time are no faster on a CPU. The derivative computes tanh
+        # anew; inside the loop nothing could be merged with that.
+        one_query = jax.checkpoint(one_query, prevent_cse=False)
+        positions = jnp.arange(T, dtype=jnp.int32)
+        return lax.map(one_query, (query, positions))
+
+    output = heads.over_heads(one_head, out_axis=out_axis)(
+        query,
+        key,
+        value,
+        score_vector.astype(dtype)[None],
+        jnp.arange(rows, dtype=jnp.int32)[:, None],
+        jnp.arange(N, dtype=jnp.int32)[None],
+    )
+    return output.reshape(*batch, *output.shape[1:])
+
+
+def _visible(
+    mask: masks.Mask | Array | None,
+    key_mask: Bool[Array, "*B S"] | None,
+    shape: tuple[int, int, int, int],
+) -> masks.Mask | None:
+    """Both masks in one; None if all may attend to all."""
+    rows, N, T, S = shape
+    if mask is not None and not isinstance(mask, masks.Mask):
+        mask = masks.dense(mask)
+    if key_mask is not None:
+        real = masks.dense(key_mask.reshape(rows, 1, 1, S))
+        mask = real if mask is None else mask & real
+    if mask is not None:
+        # No T x S: only the complaints of a mask that does not fit.
+        jax.eval_shape(lambda: mask.materialize(T, S, batch_size=rows, num_heads=N))
+    return mask
+
+
+def _without_padding(
+    visible: masks.Mask | None,
+    query: Float[Array, "B T N H"],
+    *keys_and_values: Float[Array, "B S K _"],
+) -> list[Array]:
+    """Zeros in place of what nothing may see, since 0 · NaN is NaN."""
+
+    def clear(x: Array, valid: Bool[Array, "B|1 _"] | None) -> Array:
+        return x if valid is None else jnp.where(valid[:, :, None, None], x, 0)
+
+    if visible is None:
+        return [query, *keys_and_values]
+    valid_keys = visible.valid_keys(keys_and_values[0].shape[1])
+    return [
+        clear(query, visible.valid_queries(query.shape[1])),
+        *(clear(x, valid_keys) for x in keys_and_values),
+    ]
