@@ -32,7 +32,9 @@ class CausalLMConfig:
     width: Annotated[int, "E, model width"]
     mlp_width: Annotated[int, "F, hidden width of a block's MLP"]
     context: Annotated[int, "T, tokens that the model sees at once"]
-    positions: Annotated[str, f"one of {', '.join(POSITIONS)}"]
+    positions: Annotated[
+        str, f"one of {', '.join(POSITIONS)}; rotary and alibi act in attention only"
+    ]
     mixers: Annotated[str, f"of the layers, repeated in turn: {', '.join(MIXERS)}"]
     window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
     globals: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]

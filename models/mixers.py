@@ -16,15 +16,18 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import masks
+from attention import linear as linear_attention
+from attention import masks, random_features
 from models import config as config_lib
-from models import layers, multihead
+from models import layers, linear, multihead, recurrent
 
 Config = config_lib.CausalLMConfig
+FeatureMap = linear_attention.FeatureMap
 
 
 class SelfAttention(nn.Module):
@@ -33,10 +36,13 @@ class SelfAttention(nn.Module):
     Attributes:
       config: of the model.
       mask: what a query may see.
+      absolute: whether the mask knows some positions by their numbers. They are counted
+        from the first real token, so behind padding it is evaluated at T x T places.
     """
 
     config: Config
     mask: masks.Mask
+    absolute: bool
 
     def setup(self) -> None:
         """Creates the attention, whose parameters stand in this module's place."""
@@ -72,6 +78,8 @@ class SelfAttention(nn.Module):
     ) -> Float[Array, "B T E"]:
         """Attends to what the mask shows of the tokens that are no padding."""
         mask = self.mask
+        if self.absolute and token_positions is not None:
+            mask = masks.dense(mask.at(token_positions, token_positions))
         if token_mask is not None:
             mask &= masks.dense(token_mask[:, None, None, :])
         return self.attention(
@@ -143,16 +151,59 @@ def _itself(config: Config, layer: int) -> masks.Mask:
     return masks.window(0, 0)
 
 
-def _attention(mask: Callable[[Config, int], masks.Mask]) -> Mixer:
-    return Mixer(mask, lambda c, layer: SelfAttention(c, mask(c, layer)))
+def _attention(
+    mask: Callable[[Config, int], masks.Mask], *, absolute: bool = False
+) -> Mixer:
+    return Mixer(mask, lambda c, layer: SelfAttention(c, mask(c, layer), absolute))
+
+
+def _linear(config: Config, layer: int) -> nn.Module:
+    del layer
+    return _linear_attention(config, linear_attention.elu_plus_one)
+
+
+def _gru(config: Config, layer: int) -> nn.Module:
+    del layer
+    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+    return recurrent.GRUMixer(
+        use_bias=config.use_bias,
+        kernel_init=kernel_init,
+        out_kernel_init=out_kernel_init,
+        dtype=config.dtype,
+    )
+
+
+def _performer(config: Config, layer: int) -> nn.Module:
+    # Drawn while tracing: a constant of the program, another one in each layer.
+    with jax.ensure_compile_time_eval():
+        projection = random_features.gaussian(
+            jax.random.key(layer), config.features, config.head_width
+        )
+    return _linear_attention(config, random_features.positive(projection))
+
+
+def _linear_attention(config: Config, feature_map: FeatureMap) -> nn.Module:
+    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+    return linear.LinearAttention(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads or None,
+        feature_map=feature_map,
+        use_bias=config.use_bias,
+        kernel_init=kernel_init,
+        out_kernel_init=out_kernel_init,
+        dtype=config.dtype,
+    )
 
 
 MIXERS: Mapping[str, Mixer] = types.MappingProxyType(
     {
         "softmax": _attention(_causal),
         "window": _attention(_window),
-        "longformer": _attention(_longformer),
-        "bigbird": _attention(_bigbird),
+        "longformer": _attention(_longformer, absolute=True),
+        "bigbird": _attention(_bigbird, absolute=True),
+        "linear": Mixer(_causal, _linear),
+        "performer": Mixer(_causal, _performer),
+        "gru": Mixer(_causal, _gru),
         "zero": Mixer(_itself, lambda config, layer: Zero()),
     }
 )

@@ -139,7 +139,7 @@ def test_audit_sees_a_model_that_looks_ahead(finished, monkeypatch, capsys):
     mask = masks.causal(offset=1)
     ahead = mixers.Mixer(
         lambda config, layer: mask,
-        lambda config, layer: mixers.SelfAttention(config, mask),
+        lambda config, layer: mixers.SelfAttention(config, mask, False),
     )
     monkeypatch.setattr(mixers, "MIXERS", {"softmax": ahead})
     backup = (finished / "report.json").read_text()

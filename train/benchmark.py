@@ -27,8 +27,10 @@ target that could not be measured; 2 unusable arguments.
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -196,8 +198,17 @@ def _define_attention(values: flags.FlagValues) -> None:
     )
 
 
+# PyTorch's threads spin for a while after their work, on the cores of whoever has the
+# next turn. It reads these when it is imported.
+PASSIVE_THREADS = types.MappingProxyType(
+    {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+)
+
+
 def main(values: flags.FlagValues) -> int:
     """Parses flags, measures, and reports."""
+    for name, value in PASSIVE_THREADS.items():
+        os.environ.setdefault(name, value)
     if values.compare is not None:
         _refuse_flags(values, define_flags, "--compare", but=("compare",))
         with cli.usage_errors():
