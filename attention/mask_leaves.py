@@ -233,12 +233,12 @@ class Dense(Leaf):
         return mask_blocks.Blocks(some, every)
 
     def _valid(self, length: int, *, of_queries: bool) -> mask_algebra.Valid:
-        B, N, T, S = (1,) * (4 - self.array.ndim) + self.array.shape
-        if (N, T, S) == (1, length, 1) and of_queries and self.offset is None:
-            return self.array.reshape(B, length)
-        if (N, T, S) == (1, 1, length) and not of_queries:
-            return self.array.reshape(B, length)
-        return None
+        shape = (1,) * (4 - self.array.ndim) + self.array.shape
+        if of_queries:
+            known = self.offset is None and shape[1:] == (1, length, 1)
+        else:
+            known = shape[1:] == (1, 1, length)
+        return self.array.reshape(shape[0], length) if known else None
 
 
 @jax.tree_util.register_dataclass
