@@ -1,0 +1,108 @@
+"""Linformer: attention over keys and values whose length is projected from S to M.
+
+    oᵢ = softmax(scale · qᵢ (E K)ᵀ) F V,    E, F [M S]
+
+The matrix of softmax weights is nearly of low rank: M learned mixtures of all keys
+stand for the S keys themselves, and time and memory are O(T M + S M). Wang et al.,
+2020, arXiv:2006.04768.
+
+It cannot be causal: each row of E K is made of keys of every position.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention import arguments, dot_product, numerics
+
+
+def attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K D"],
+    key_projection: Float[Array, "M S"] | Float[Array, "K M S"],
+    value_projection: Float[Array, "M S"] | Float[Array, "K M S"],
+    *,
+    scale: float | Float[Array, ""] | None = None,
+    is_causal: bool = False,
+    key_mask: Bool[Array, "B S"] | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "B T N D"]:
+    """Attends to M mixtures of the keys and values.
+
+    Args:
+      query: queries.
+      key: keys; K divides N, query head n reads key head n // (N / K).
+      value: values, of any width D.
+      key_projection: E, shared by all heads or one for each key/value head.
+      value_projection: F, the like; of as many rows.
+      scale: multiplies q·k; None: 1/√H.
+      is_causal: must be False.
+      key_mask: True = real; others add nothing to any mixture, NaN and infinities
+        included, as though E and F were cut to the columns of the real ones.
+      implementation: of `dot_product_attention`.
+
+    Returns:
+      [B T N D] in the value's dtype.
+
+    Raises:
+      TypeError: if an array is of the wrong kind.
+      ValueError: if shapes do not fit, or on `is_causal=True`.
+
+    Reference: Wang et al. 2020, arXiv:2006.04768, equation 7.
+    """
+    if is_causal:
+        raise ValueError(
+            "Linformer cannot be causal: each projected key and value mixes all "
+            "positions, later ones included"
+        )
+    arguments.check_inputs(query, key, value)
+    projections = {"key": key_projection, "value": value_projection}
+    _check(query, key, key_mask, projections)
+    dtype = numerics.accumulation_dtype(value.dtype)
+    keys, values = key.astype(dtype), value.astype(dtype)
+    if key_mask is not None:
+        # Not 0 in E and F: 0 · NaN is NaN.
+        real = key_mask[:, :, None, None]
+        keys, values = jnp.where(real, keys, 0), jnp.where(real, values, 0)
+    output = dot_product.dot_product_attention(
+        query.astype(dtype),
+        _project(key_projection, keys),
+        _project(value_projection, values),
+        scale=scale,
+        implementation=implementation,
+    )
+    return output.astype(value.dtype)
+
+
+def _project(
+    projection: Float[Array, "M S"] | Float[Array, "K M S"],
+    x: Float[Array, "B S K D"],
+) -> Float[Array, "B M K D"]:
+    """Mixes the positions, for each head of each row."""
+    per_head = jax.vmap(
+        jnp.matmul, (None if projection.ndim == 2 else 0, 1), out_axes=1
+    )
+    return jax.vmap(per_head, (None, 0))(projection.astype(x.dtype), x)
+
+
+def _check(
+    query: Array,
+    key: Array,
+    key_mask: Array | None,
+    projections: dict[str, Array],
+) -> None:
+    if query.ndim != 4:
+        raise ValueError(f"query must be [B T N H], got shape {query.shape}")
+    B, S, K, _ = key.shape
+    rows = projections["key"].shape[-2:-1]
+    for name, x in projections.items():
+        if not rows or x.shape not in ((*rows, S), (K, *rows, S)):
+            raise ValueError(
+                f"{name}_projection must be [M S] or [K M S], with S={S}, K={K} and "
+                f"the M of the other, got shape {x.shape}"
+            )
+    if key_mask is not None and key_mask.dtype != bool:
+        raise TypeError(f"key_mask must be boolean, got {key_mask.dtype}")
+    if key_mask is not None and key_mask.shape != (B, S):
+        raise ValueError(f"key_mask must be [B S] = {[B, S]}, got {key_mask.shape}")
