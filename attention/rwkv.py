@@ -1,0 +1,226 @@
+"""RWKV's WKV recurrence: an exponentially decaying mean, channel by channel.
+
+           Σ_{s<t} exp(kₛ + (t-1-s) w) vₛ + exp(u + kₜ) vₜ
+    wkvₜ = ───────────────────────────────────────────────
+           Σ_{s<t} exp(kₛ + (t-1-s) w)    + exp(u + kₜ)
+
+with w ≤ 0 the log of the decay per step, and u the bonus of the present token. Peng et
+al., 2023, arXiv:2305.13048, equation 16 (RWKV-4; there the decay is exp(-w)).
+
+Both sums are kept relative to their largest term, so that keys of any size neither
+overflow nor vanish (appendix D). `rwkv6` is the successor with matrices for states.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from attention import numerics, recurrence
+
+
+class State(NamedTuple):
+    """Both sums, divided by exp(peak); a peak of -inf has seen nothing."""
+
+    numerator: Float[Array, "*B E"]
+    denominator: Float[Array, "*B E"]
+    peak: Float[Array, "*B E"]
+
+
+Form = Callable[[Array, Array, Array, Array, State], tuple[State, Array]]
+
+
+def empty(*shape: int, dtype: jnp.dtype) -> State:
+    """The state before the first token; shape: [*B E]."""
+    zeros = jnp.zeros(shape, dtype)
+    return State(zeros, zeros, jnp.full(shape, -jnp.inf, dtype))
+
+
+def step(
+    state: State,
+    key: Float[Array, "*B E"],
+    value: Float[Array, "*B E"],
+    log_decay: Float[Array, "*B E"],
+    bonus: Float[Array, "*B E"],
+) -> tuple[State, Float[Array, "*B E"]]:
+    """One token.
+
+    Args:
+      state: of the tokens before.
+      key: kₜ; -inf: a token without weight.
+      value: vₜ.
+      log_decay: w, of what came before this token, once it has been read.
+      bonus: u.
+
+    Returns:
+      The state after the token, and wkvₜ; 0 if nothing has weight.
+    """
+    output = _mean(_then(state, 0, _token(key + bonus, value)))
+    return _then(state, log_decay, _token(key, value)), output
+
+
+def _token(key: Float[Array, "*B E"], value: Float[Array, "*B E"]) -> State:
+    return State(value, jnp.ones_like(value), key)
+
+
+def _then(past: State, log_decay: Float[Array, "*B E"] | int, present: State) -> State:
+    """The sums of the past, decayed, and of what came after it."""
+    # The sums do not depend on what they are kept relative to: no gradient.
+    peak = lax.stop_gradient(jnp.maximum(past.peak + log_decay, present.peak))
+    # Of two empty states it is -inf, and -inf - -inf would be NaN.
+    finite = jnp.where(peak == -jnp.inf, 0, peak)
+    # In this order it corrects the rounding of past.peak + log_decay, which otherwise
+    # adds up over the steps.
+    kept = jnp.exp((past.peak - finite) + log_decay)
+    new = jnp.exp(present.peak - finite)
+    return State(
+        kept * past.numerator + new * present.numerator,
+        kept * past.denominator + new * present.denominator,
+        peak,
+    )
+
+
+def _mean(state: State) -> Float[Array, "*B E"]:
+    seen = state.denominator > 0
+    return jnp.where(seen, state.numerator, 0) / jnp.where(seen, state.denominator, 1)
+
+
+def _recurrent(
+    key: Float[Array, "T E"],
+    value: Float[Array, "T E"],
+    log_decay: Float[Array, "T E"],
+    bonus: Float[Array, "E"],
+    state: State,
+) -> tuple[State, Float[Array, "T E"]]:
+    def one(state: State, token: tuple[Array, Array, Array]) -> tuple[State, Array]:
+        key, value, log_decay = token
+        return step(state, key, value, log_decay, bonus)
+
+    return lax.scan(one, state, (key, value, log_decay))
+
+
+def _associative(
+    key: Float[Array, "T E"],
+    value: Float[Array, "T E"],
+    log_decay: Float[Array, "T E"],
+    bonus: Float[Array, "E"],
+    state: State,
+) -> tuple[State, Float[Array, "T E"]]:
+    def compose(first: tuple[Array, State], second: tuple[Array, State]) -> tuple:
+        (decay, sums), (later_decay, later_sums) = first, second
+        return decay + later_decay, _then(sums, later_decay, later_sums)
+
+    steps = _with_state(key, value, log_decay, state)
+    return _read(lax.associative_scan(compose, steps)[1], key, value, bonus)
+
+
+def _quadratic(
+    key: Float[Array, "T E"],
+    value: Float[Array, "T E"],
+    log_decay: Float[Array, "T E"],
+    bonus: Float[Array, "E"],
+    state: State,
+) -> tuple[State, Float[Array, "T E"]]:
+    log_decay, sums = _with_state(key, value, log_decay, state)
+    scores = recurrence.segment_sums(log_decay) + sums.peak[None]
+    peak = lax.stop_gradient(jnp.max(scores, axis=1))
+    finite = jnp.where(peak == -jnp.inf, 0, peak)
+    weights = jnp.exp(scores - finite[:, None])
+    numerator = jnp.einsum("tse,se->te", weights, sums.numerator)
+    denominator = jnp.einsum("tse,se->te", weights, sums.denominator)
+    return _read(State(numerator, denominator, peak), key, value, bonus)
+
+
+def _with_state(
+    key: Float[Array, "T E"],
+    value: Float[Array, "T E"],
+    log_decay: Float[Array, "T E"],
+    state: State,
+) -> tuple[Float[Array, "1+T E"], State]:
+    """Decays and sums of the tokens alone, after those of the state."""
+
+    def after(first: Array, rest: Array) -> Array:
+        return jnp.concatenate([first[None], rest])
+
+    return after(jnp.zeros_like(state.peak), log_decay), jax.tree.map(
+        after, state, _token(key, value)
+    )
+
+
+def _read(
+    states: State,
+    key: Float[Array, "T E"],
+    value: Float[Array, "T E"],
+    bonus: Float[Array, "E"],
+) -> tuple[State, Float[Array, "T E"]]:
+    """The last state, and what each token reads from the one before it."""
+    before = jax.tree.map(lambda x: x[:-1], states)
+    outputs = _mean(_then(before, 0, _token(key + bonus[None], value)))
+    return jax.tree.map(lambda x: x[-1], states), outputs
+
+
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {"recurrent": _recurrent, "associative": _associative, "quadratic": _quadratic}
+)
+
+
+def wkv(
+    key: Float[ArrayLike, "B T E"],
+    value: Float[ArrayLike, "B T E"],
+    log_decay: Float[ArrayLike, "E"],
+    bonus: Float[ArrayLike, "E"],
+    *,
+    token_mask: Bool[ArrayLike, "B T"] | None = None,
+    state: State | None = None,
+    form: str = "recurrent",
+) -> tuple[State, Float[Array, "B T E"]]:
+    """The decaying mean of the values, in every channel.
+
+    Args:
+      key: k.
+      value: v.
+      log_decay: w ≤ 0, of a step.
+      bonus: u.
+      token_mask: True = real. Padding has no weight and takes no step.
+      state: of the tokens before, [B E]; None: none.
+      form: a key of FORMS: 'recurrent', step by step, the fastest on a CPU;
+        'associative', a tree of log T levels; 'quadratic', with every weight [T T E].
+
+    Returns:
+      The state to continue from, in float32 at least; and wkv in the dtype of the
+      values, 0 at padding.
+
+    Raises:
+      ValueError: if shapes do not fit, or the form is unknown.
+
+    Reference: Peng et al., 2023, arXiv:2305.13048.
+    """
+    key, value = jnp.asarray(key), jnp.asarray(value)
+    if value.ndim != 3:
+        raise ValueError(f"value must be [B T E], got {list(value.shape)}")
+    recurrence.check_shape("key", key, value.shape)
+    batch, _, channels = value.shape
+    dtype = numerics.accumulation_dtype(value.dtype)
+    log_decay, bonus = jnp.asarray(log_decay, dtype), jnp.asarray(bonus, dtype)
+    recurrence.check_shape("log_decay", log_decay, (channels,))
+    recurrence.check_shape("bonus", bonus, (channels,))
+    if state is None:
+        state = empty(batch, channels, dtype=dtype)
+    state = State(*(jnp.asarray(x, dtype) for x in state))
+    for name, x in state._asdict().items():
+        recurrence.check_shape(f"state.{name}", x, (batch, channels))
+    run = recurrence.chosen(FORMS, form)
+    decays = jnp.broadcast_to(log_decay[None, None], value.shape)
+    state, outputs = jax.vmap(run, in_axes=(0, 0, 0, None, 0))(
+        recurrence.only_real(key.astype(dtype), token_mask, -jnp.inf),
+        recurrence.only_real(value.astype(dtype), token_mask, 0),
+        recurrence.only_real(decays, token_mask, 0),
+        bonus,
+        state,
+    )
+    return state, recurrence.only_real(outputs, token_mask, 0).astype(value.dtype)

@@ -1,0 +1,184 @@
+"""RWKV-6's WKV recurrence: one matrix per head, decaying as the data say.
+
+    yₜ = rₜ (Sₜ₋₁ + diag(u) kₜᵀ vₜ)                         read, with a bonus
+    Sₜ = diag(exp wₜ) Sₜ₋₁ + kₜᵀ vₜ                      S [H D]; wₜ ≤ 0, log decay
+
+so that yₜ = Σ_{s<t} rₜ diag(exp Σ_{s<i<t} wᵢ) kₛᵀ vₛ + rₜ diag(u) kₜᵀ vₜ: attention
+without a softmax. Peng et al., 2024, arXiv:2404.05892, section 4.2.
+
+In chunks the sum is formed with products of matrices inside each, and one step of the
+state between them; every decay is the exponential of a sum ≤ 0, never a quotient.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from attention import numerics, recurrence
+
+# Tokens of a chunk: c H exponentials per token inside it, H D / c per token between.
+CHUNK = 8
+
+Tokens = tuple[Array, Array, Array, Array]
+Form = Callable[[Array, Array, Array, Array, Array, Array], tuple[Array, Array]]
+
+
+def step(
+    state: Float[Array, "H D"],
+    receptance: Float[Array, "H"],
+    key: Float[Array, "H"],
+    value: Float[Array, "D"],
+    log_decay: Float[Array, "H"],
+    bonus: Float[Array, "H"],
+) -> tuple[Float[Array, "H D"], Float[Array, "D"]]:
+    """One token of one head.
+
+    Args:
+      state: S, before.
+      receptance: r.
+      key: k.
+      value: v.
+      log_decay: w, of what came before this token, once it has been read.
+      bonus: u.
+
+    Returns:
+      S after the token, and y.
+    """
+    present = key[:, None] * value[None, :]
+    output = receptance @ (state + bonus[:, None] * present)
+    return jnp.exp(log_decay)[:, None] * state + present, output
+
+
+def _recurrent(
+    receptance: Float[Array, "T H"],
+    key: Float[Array, "T H"],
+    value: Float[Array, "T D"],
+    log_decay: Float[Array, "T H"],
+    bonus: Float[Array, "H"],
+    state: Float[Array, "H D"],
+) -> tuple[Float[Array, "H D"], Float[Array, "T D"]]:
+    def one(state: Array, token: Tokens) -> tuple[Array, Array]:
+        receptance, key, value, log_decay = token
+        return step(state, receptance, key, value, log_decay, bonus)
+
+    return lax.scan(one, state, (receptance, key, value, log_decay))
+
+
+def _quadratic(
+    receptance: Float[Array, "T H"],
+    key: Float[Array, "T H"],
+    value: Float[Array, "T D"],
+    log_decay: Float[Array, "T H"],
+    bonus: Float[Array, "H"],
+    state: Float[Array, "H D"],
+) -> tuple[Float[Array, "H D"], Float[Array, "T D"]]:
+    left = recurrence.segment_sums(log_decay)
+    # What token t reads has not taken t's own decay: row t - 1, and nothing for t = 0.
+    before = jnp.concatenate([jnp.full_like(left[:1], -jnp.inf), left[:-1]])
+    decayed = key[None] * jnp.exp(before)
+    weights = jnp.einsum("th,tsh->ts", receptance, decayed)
+    weights += jnp.diag(jnp.einsum("th,h,th->t", receptance, bonus, key))
+    since = jnp.cumsum(log_decay, axis=0)
+    reach = jnp.exp(jnp.concatenate([jnp.zeros_like(since[:1]), since[:-1]]))
+    outputs = weights @ value + (receptance * reach) @ state
+    added = (key * jnp.exp(left[-1])).T @ value
+    return jnp.exp(since[-1])[:, None] * state + added, outputs
+
+
+def _chunked(
+    receptance: Float[Array, "T H"],
+    key: Float[Array, "T H"],
+    value: Float[Array, "T D"],
+    log_decay: Float[Array, "T H"],
+    bonus: Float[Array, "H"],
+    state: Float[Array, "H D"],
+) -> tuple[Float[Array, "H D"], Float[Array, "T D"]]:
+    length = len(value)
+    size = min(CHUNK, length)
+
+    def chunks(x: Float[Array, "T H"]) -> Float[Array, "C c H"]:
+        # Zeros at the ragged end: no key, and no decay.
+        x = jnp.pad(x, ((0, -length % size), (0, 0)))
+        return x.reshape(-1, size, x.shape[1])
+
+    # Kept for the derivative: the states between chunks, not what is inside them.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def one(state: Array, tokens: Tokens) -> tuple[Array, Array]:
+        receptance, key, value, log_decay = tokens
+        return _quadratic(receptance, key, value, log_decay, bonus, state)
+
+    tokens = chunks(receptance), chunks(key), chunks(value), chunks(log_decay)
+    state, outputs = lax.scan(one, state, tokens)
+    return state, outputs.reshape(-1, value.shape[1])[:length]
+
+
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {"recurrent": _recurrent, "chunked": _chunked, "quadratic": _quadratic}
+)
+
+
+def wkv(
+    receptance: Float[ArrayLike, "B T N H"],
+    key: Float[ArrayLike, "B T N H"],
+    value: Float[ArrayLike, "B T N D"],
+    log_decay: Float[ArrayLike, "B T N H"],
+    bonus: Float[ArrayLike, "N H"],
+    *,
+    token_mask: Bool[ArrayLike, "B T"] | None = None,
+    state: Float[ArrayLike, "B N H D"] | None = None,
+    form: str = "chunked",
+) -> tuple[Float[Array, "B N H D"], Float[Array, "B T N D"]]:
+    """Reads, in every head, the decaying sum of the values under their keys.
+
+    Args:
+      receptance: r, what queries are elsewhere.
+      key: k.
+      value: v.
+      log_decay: w ≤ 0, -inf included, of each step and key channel.
+      bonus: u.
+      token_mask: True = real. Padding adds nothing and takes no step.
+      state: S of the tokens before; None: 0.
+      form: a key of FORMS: 'chunked', the fastest; 'recurrent', step by step;
+        'quadratic', with every decay [T T H].
+
+    Returns:
+      The state to continue from, in float32 at least; and y in the dtype of the
+      values, 0 at padding.
+
+    Raises:
+      ValueError: if shapes do not fit, there is no token, or the form is unknown.
+
+    Reference: Peng et al., 2024, arXiv:2404.05892.
+    """
+    value = jnp.asarray(value)
+    if value.ndim != 4 or not value.shape[1]:
+        raise ValueError(f"value must be [B T N D], T > 0, got {list(value.shape)}")
+    batch, _, num_heads, value_width = value.shape
+    dtype = numerics.accumulation_dtype(value.dtype)
+    receptance, key, wide_value, log_decay, bonus = (
+        jnp.asarray(x, dtype) for x in (receptance, key, value, log_decay, bonus)
+    )
+    width = key.shape[-1]
+    tokens = *value.shape[:3], width
+    recurrence.check_shape("receptance", receptance, tokens)
+    recurrence.check_shape("key", key, tokens)
+    recurrence.check_shape("log_decay", log_decay, tokens)
+    recurrence.check_shape("bonus", bonus, (num_heads, width))
+    state = recurrence.given_or_zeros(
+        state, (batch, num_heads, width, value_width), dtype
+    )
+    run = recurrence.chosen(FORMS, form)
+    receptance, key, wide_value, log_decay = (
+        recurrence.only_real(x, token_mask, 0)
+        for x in (receptance, key, wide_value, log_decay)
+    )
+    heads = jax.vmap(run, in_axes=(1, 1, 1, 1, 0, 0), out_axes=(0, 1))
+    rows = recurrence.row_by_row(heads, shared=4)
+    state, outputs = rows(receptance, key, wide_value, log_decay, bonus, state)
+    return state, outputs.astype(value.dtype)

@@ -1,0 +1,181 @@
+"""RWKV-6's time mixing: matrices for states, and decays that the data choose.
+
+    lerp_μ(x)ₜ   = xₜ + (xₜ₋₁ - xₜ) μ
+    lora_□(x)    = λ_□ + tanh(x A_□) B_□
+    ddlerp_□(x)ₜ = xₜ + (xₜ₋₁ - xₜ) lora_□(lerp_μ(x)ₜ)
+    r, k, v, g   = ddlerp_□(x) W_□                             □ each of r, k, v, g
+    log w        = -exp(lora_d(ddlerp_w(x)))
+    output       = W_o (silu(g) · norm(wkv(r, k, v, w, u)))    norm within each head
+
+Peng et al., 2024, arXiv:2404.05892, section 4.2; initial values from the authors' code.
+`attention.rwkv6` is the recurrence.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import heads, numerics, rwkv6
+from models import layers, rwkv
+
+
+class TimeMixing(nn.Module):
+    """Mixes tokens by a decaying sum of key-value products in every head.
+
+    Attributes:
+      num_heads: N, a divisor of the width.
+      mix_rank: width of the low-rank maps that choose how tokens mix.
+      decay_rank: width of the low-rank map that chooses decays.
+      layer: which layer this is, from 0: initial decays and mixes depend on the depth.
+      num_layers: of how many.
+      norm_epsilon: added to variances by the norm within heads.
+      dtype: of the computation; None: inferred. The recurrence is in float32 at least.
+      kernel_init: initializer of W_r, W_k, W_v and W_g.
+      out_kernel_init: initializer of W_o.
+      decode: keep the state in the 'cache' collection, and continue from it.
+    """
+
+    num_heads: int
+    mix_rank: int = 32
+    decay_rank: int = 64
+    layer: int = 0
+    num_layers: int = 1
+    norm_epsilon: float = 64e-5
+    dtype: Any = None
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    out_kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    decode: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        *,
+        deterministic: bool = True,
+        token_mask: Bool[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | None = None,
+        sow_weights: bool = False,
+    ) -> Float[Array, "B T E"]:
+        """Mixes each token with those before it; arguments as in `models.mixers`.
+
+        Returns:
+          The mixed tokens; what stands at padding means nothing.
+
+        Raises:
+          ValueError: if the heads do not divide the width.
+        """
+        del deterministic, token_positions, sow_weights
+        batch, _, width = x.shape
+        deep, early = rwkv.depth(self.layer, self.num_layers)
+
+        def project(name: str, x: Array) -> Array:
+            return layers.Projection(
+                features=(width,),
+                use_bias=False,
+                kernel_init=(
+                    self.out_kernel_init if name == "output" else self.kernel_init
+                ),
+                dtype=self.dtype,
+                name=name,
+            )(x)
+
+        x, before = rwkv.TokenShift(decode=self.decode, name="shift")(x, token_mask)
+        back = before - x
+        weight = self.param("mix", _complement(early), (width,), jnp.float32)
+        first = x + back * weight.astype(x.dtype)[None, None]
+
+        def mixed(name: str, exponent: float, plus: float = 0.0) -> Array:
+            init = _complement(exponent, plus)
+            return x + back * LoRA(self.mix_rank, init, self.dtype, name=name)(first)
+
+        receptance = project("receptance", mixed("mix_receptance", early / 2))
+        key = project("key", mixed("mix_key", early))
+        value = project("value", mixed("mix_value", early, 0.3 * deep))
+        gate = project("gate", mixed("mix_gate", early / 2))
+        init = rwkv.log_rates(-6, 5, deep)
+        log_rate = LoRA(self.decay_rank, init, self.dtype, name="decay")(
+            mixed("mix_decay", early)
+        )
+        bonus = self.param("bonus", _bonus(deep), (width,), jnp.float32)
+        dtype = numerics.accumulation_dtype(value.dtype)
+        state = None
+        if self.decode:
+            size = width // self.num_heads
+            shape = batch, self.num_heads, size, size
+            state = self.variable("cache", "state", jnp.zeros, shape, dtype)
+        after, x = rwkv6.wkv(
+            heads.split(receptance, self.num_heads),
+            heads.split(key, self.num_heads),
+            heads.split(value, self.num_heads),
+            heads.split(-jnp.exp(log_rate.astype(dtype)), self.num_heads),
+            heads.split(bonus, self.num_heads),
+            token_mask=token_mask,
+            state=state.value if state else None,
+        )
+        if state and not self.is_initializing():
+            state.value = after
+        x = nn.LayerNorm(
+            self.norm_epsilon, feature_axes=(-2, -1), dtype=self.dtype, name="norm"
+        )(x)
+        return project("output", nn.silu(gate) * heads.merge(x))
+
+
+class LoRA(nn.Module):
+    """λ + tanh(x A) B: a vector that the token moves, through few dimensions.
+
+    Attributes:
+      rank: of A B.
+      offset_init: initializer of λ [E].
+      dtype: of the computation; None: inferred.
+    """
+
+    rank: int
+    offset_init: nn.initializers.Initializer
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Starts as λ, since A starts at 0."""
+        inner = layers.Projection(
+            features=(self.rank,),
+            use_bias=False,
+            kernel_init=nn.initializers.zeros_init(),
+            dtype=self.dtype,
+            name="down",
+        )(x)
+        return layers.Projection(
+            features=x.shape[-1:],
+            kernel_init=_small,
+            bias_init=self.offset_init,
+            dtype=self.dtype,
+            name="up",
+        )(nn.tanh(inner))
+
+
+def _complement(exponent: float, plus: float = 0.0) -> nn.initializers.Initializer:
+    """An initializer: how far to go back, where RWKV-4's μ says how far not to."""
+    init = rwkv.powers(exponent, plus)
+
+    def complement(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        return 1 - init(rng, shape, dtype)
+
+    return complement
+
+
+def _small(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    return jax.random.uniform(rng, shape, dtype, -0.01, 0.01)
+
+
+def _bonus(deep: float) -> nn.initializers.Initializer:
+    """Larger in deeper layers, and ±0.1, so that neighbouring channels differ."""
+
+    def init(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        del rng
+        i = jnp.arange(shape[0])
+        zigzag = 0.1 * ((i + 1) % 3 - 1).astype(dtype)
+        return deep * (1 - i.astype(dtype) / max(shape[0] - 1, 1)) + zigzag
+
+    return init
