@@ -1,0 +1,205 @@
+"""Mamba's selective scan: a state space whose steps the data choose.
+
+    hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ xₜ Bₜ                          h [M E]; A < 0, diagonal
+    yₜ = Cₜ hₜ + D xₜ
+
+A large step Δₜ forgets the past and takes in the present token; one of 0 ignores it. B
+and C, the same for all channels, say where to write and where to read. Gu and Dao,
+2023, arXiv:2312.00752, algorithm 2, with B discretised as in the authors' code.
+
+The quadratic form is the attention that is hidden in it: Ali et al., 2024,
+arXiv:2403.01590.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from attention import numerics, recurrence
+
+# Steps between two states that are kept for the derivative.
+CHUNK = 128
+
+Tokens = tuple[Array, Array, Array, Array]
+Form = Callable[[Array, Array, Array, Array, Array, Array], tuple[Array, Array]]
+
+
+def step(
+    state: Float[Array, "M E"],
+    x: Float[Array, "E"],
+    step_size: Float[Array, "E"],
+    B: Float[Array, "M"],
+    C: Float[Array, "M"],
+    A: Float[Array, "M E"],
+) -> tuple[Float[Array, "M E"], Float[Array, "E"]]:
+    """One token of one sequence, without the term D x.
+
+    Args:
+      state: h, before.
+      x: the token's channels.
+      step_size: Δ ≥ 0.
+      B: where the token is written.
+      C: where it reads.
+      A: rates, negative.
+
+    Returns:
+      h after the token, and C h.
+    """
+    # Channels last: M numbers would be too few for a CPU to work on side by side.
+    decay = jnp.exp(step_size[None, :] * A)
+    state = decay * state + B[:, None] * (step_size * x)[None, :]
+    return state, C @ state
+
+
+def _recurrent(
+    x: Float[Array, "T E"],
+    step_size: Float[Array, "T E"],
+    B: Float[Array, "T M"],
+    C: Float[Array, "T M"],
+    A: Float[Array, "M E"],
+    state: Float[Array, "M E"],
+) -> tuple[Float[Array, "M E"], Float[Array, "T E"]]:
+    def one(state: Array, token: Tokens) -> tuple[Array, Array]:
+        x, step_size, B, C = token
+        return step(state, x, step_size, B, C, A)
+
+    return lax.scan(one, state, (x, step_size, B, C))
+
+
+def _chunked(
+    x: Float[Array, "T E"],
+    step_size: Float[Array, "T E"],
+    B: Float[Array, "T M"],
+    C: Float[Array, "T M"],
+    A: Float[Array, "M E"],
+    state: Float[Array, "M E"],
+) -> tuple[Float[Array, "M E"], Float[Array, "T E"]]:
+    length = len(x)
+    size = min(CHUNK, length)
+
+    def chunks(x: Float[Array, "T E"]) -> Float[Array, "T/size size E"]:
+        # Zeros at the ragged end: steps of size 0.
+        x = jnp.pad(x, ((0, -length % size), (0, 0)))
+        return x.reshape(-1, size, x.shape[1])
+
+    # Kept for the derivative: the states between chunks, not those inside them.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def one(state: Array, tokens: Tokens) -> tuple[Array, Array]:
+        x, step_size, B, C = tokens
+        return _recurrent(x, step_size, B, C, A, state)
+
+    tokens = chunks(x), chunks(step_size), chunks(B), chunks(C)
+    state, y = lax.scan(one, state, tokens)
+    return state, y.reshape(-1, x.shape[1])[:length]
+
+
+def _associative(
+    x: Float[Array, "T E"],
+    step_size: Float[Array, "T E"],
+    B: Float[Array, "T M"],
+    C: Float[Array, "T M"],
+    A: Float[Array, "M E"],
+    state: Float[Array, "M E"],
+) -> tuple[Float[Array, "M E"], Float[Array, "T E"]]:
+    decay = jnp.exp(step_size[:, None] * A[None])
+    inputs = B[:, :, None] * (step_size * x)[:, None]
+    states = recurrence.FORMS["associative"](decay, inputs, state)
+    return states[-1], jnp.einsum("tm,tme->te", C, states)
+
+
+def _quadratic(
+    x: Float[Array, "T E"],
+    step_size: Float[Array, "T E"],
+    B: Float[Array, "T M"],
+    C: Float[Array, "T M"],
+    A: Float[Array, "M E"],
+    state: Float[Array, "M E"],
+) -> tuple[Float[Array, "M E"], Float[Array, "T E"]]:
+    log_decay = step_size[:, None] * A[None]
+    inputs = step_size * x
+    left = jnp.exp(recurrence.segment_sums(log_decay))
+    reach = jnp.exp(jnp.cumsum(log_decay, axis=0))
+    weights = jnp.einsum("tm,tsme,sm->tse", C, left, B)
+    y = jnp.einsum("tse,se->te", weights, inputs)
+    y += jnp.einsum("tm,tme,me->te", C, reach, state)
+    added = jnp.einsum("sm,sme,se->me", B, left[-1], inputs)
+    return reach[-1] * state + added, y
+
+
+_row_by_row = functools.partial(recurrence.row_by_row, shared=4)
+_all_rows = functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None, 0))
+
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {
+        "recurrent": _row_by_row(_recurrent),
+        "chunked": _row_by_row(_chunked),
+        "associative": _all_rows(_associative),
+        "quadratic": _all_rows(_quadratic),
+    }
+)
+
+
+def selective_scan(
+    x: Float[ArrayLike, "B T E"],
+    step_size: Float[ArrayLike, "B T E"],
+    A: Float[ArrayLike, "E M"],
+    B: Float[ArrayLike, "B T M"],
+    C: Float[ArrayLike, "B T M"],
+    D: Float[ArrayLike, "E"],
+    *,
+    token_mask: Bool[ArrayLike, "B T"] | None = None,
+    state: Float[ArrayLike, "B M E"] | None = None,
+    form: str = "chunked",
+) -> tuple[Float[Array, "B M E"], Float[Array, "B T E"]]:
+    """Runs every channel through its state space.
+
+    Args:
+      x: the tokens' channels.
+      step_size: Δ ≥ 0, of every token and channel.
+      A: rates, negative.
+      B: where each token is written.
+      C: where it reads.
+      D: how much of x goes past the state.
+      token_mask: True = real. Padding is a step of size 0.
+      state: h of the tokens before; None: 0.
+      form: a key of FORMS: 'chunked', step by step, with few states kept for the
+        derivative, the fastest on a CPU; 'recurrent', with all of them kept;
+        'associative', a tree of log T levels; 'quadratic', with every decay
+        [T T M E].
+
+    Returns:
+      The state to continue from, in float32 at least; and y in the dtype of x, 0 at
+      padding.
+
+    Raises:
+      ValueError: if shapes do not fit, there is no token, or the form is unknown.
+
+    Reference: Gu and Dao, 2023, arXiv:2312.00752.
+    """
+    x, A = jnp.asarray(x), jnp.asarray(A)
+    if x.ndim != 3 or not x.shape[1]:
+        raise ValueError(f"x must be [B T E], T > 0, got {list(x.shape)}")
+    batch, length, channels = x.shape
+    size = A.shape[-1]
+    dtype = numerics.accumulation_dtype(x.dtype)
+    wide, step_size, A, B, C, D = (
+        jnp.asarray(array, dtype) for array in (x, step_size, A, B, C, D)
+    )
+    recurrence.check_shape("step_size", step_size, x.shape)
+    recurrence.check_shape("A", A, (channels, size))
+    recurrence.check_shape("B", B, (batch, length, size))
+    recurrence.check_shape("C", C, (batch, length, size))
+    recurrence.check_shape("D", D, (channels,))
+    state = recurrence.given_or_zeros(state, (batch, size, channels), dtype)
+    run = recurrence.chosen(FORMS, form)
+    wide, step_size, B, C = (
+        recurrence.only_real(array, token_mask, 0) for array in (wide, step_size, B, C)
+    )
+    state, y = run(wide, step_size, B, C, A.T, state)
+    return state, (y + D[None, None] * wide).astype(x.dtype)

@@ -1,0 +1,230 @@
+"""Mamba: a gated selective scan as the only layer of a block.
+
+    x, z = W_in input
+    x    = silu(conv(x))                          depthwise, causal, a few tokens wide
+    δ, B, C = W_x x,   Δ = softplus(W_Δ δ + b_Δ)
+    output = W_out (scan(x, Δ, A, B, C, D) · silu(z)),   A = -exp(A_log)
+
+Gu and Dao, 2023, arXiv:2312.00752, section 3.4; initial values from the authors' code.
+`attention.mamba` is the scan.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import convolution, mamba, numerics
+from models import layers
+
+# Initial steps Δ are spread evenly over the logarithms between these.
+_STEP_SIZES = (0.001, 0.1)
+
+
+class MambaMixer(nn.Module):
+    """Mixes tokens by a selective scan.
+
+    Attributes:
+      state_size: M, states of each channel.
+      expand: channels F of the scan, as a multiple of the width E.
+      conv_width: tokens that the convolution sees.
+      step_rank: width of δ; None: E / 16, rounded up.
+      use_bias: whether W_in and W_out have biases.
+      use_conv_bias: whether the convolution has one.
+      dtype: of the computation; None: inferred. The scan is in float32 at least.
+      kernel_init: initializer of W_in and W_x.
+      out_kernel_init: initializer of W_out.
+      decode: keep the state in the 'cache' collection, and continue from it.
+    """
+
+    state_size: int = 16
+    expand: int = 2
+    conv_width: int = 4
+    step_rank: int | None = None
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    dtype: Any = None
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    out_kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    decode: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        *,
+        deterministic: bool = True,
+        token_mask: Bool[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | None = None,
+        sow_weights: bool = False,
+    ) -> Float[Array, "B T E"]:
+        """Mixes each token with those before it; arguments as in `models.mixers`.
+
+        Returns:
+          The mixed tokens; what stands at padding means nothing.
+        """
+        del deterministic, token_positions, sow_weights
+        batch, _, width = x.shape
+        channels, size = self.expand * width, self.state_size
+        rank = self.step_rank or math.ceil(width / 16)
+        if token_mask is not None:
+            x = jnp.where(token_mask[..., None], x, 0)
+        projected = self._projection("in_proj", 2 * channels, self.use_bias)(x)
+        x, gate = jnp.split(projected, 2, axis=-1)
+
+        kernel = self.param(
+            "conv_kernel", _conv_init, (self.conv_width, channels), jnp.float32
+        )
+        conv_bias = None
+        if self.use_conv_bias:
+            zeros = nn.initializers.zeros_init()
+            conv_bias = self.param("conv_bias", zeros, (channels,), jnp.float32)
+        log_rates = self.param("A_log", _log_rates, (channels, size), jnp.float32)
+        ones = nn.initializers.ones_init()
+        D = self.param("D", ones, (channels,), jnp.float32)
+
+        dtype = numerics.accumulation_dtype(x.dtype)
+        line, state = None, None
+        if self.decode:
+            shape = batch, self.conv_width - 1, channels
+            line = self.variable("cache", "tokens", jnp.zeros, shape, x.dtype)
+            shape = batch, size, channels
+            state = self.variable("cache", "state", jnp.zeros, shape, dtype)
+        last, x = convolution.depthwise(
+            x,
+            kernel,
+            conv_bias,
+            token_mask=token_mask,
+            state=line.value if line else None,
+        )
+        x = nn.silu(x)
+        parts = self._projection("x_proj", rank + 2 * size, False)(x)
+        step_size, B, C = jnp.split(parts, [rank, rank + size], axis=-1)
+        step_size = layers.Projection(
+            features=(channels,),
+            kernel_init=nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
+            bias_init=_step_bias,
+            dtype=self.dtype,
+            name="dt_proj",
+        )(step_size)
+        after, x = mamba.selective_scan(
+            x,
+            nn.softplus(step_size.astype(dtype)),
+            -jnp.exp(log_rates),
+            B,
+            C,
+            D,
+            token_mask=token_mask,
+            state=state.value if state else None,
+        )
+        if line and state and not self.is_initializing():
+            line.value, state.value = last, after
+        x *= nn.silu(gate)
+        return self._projection("out_proj", width, self.use_bias)(x)
+
+    def _projection(self, name: str, features: int, use_bias: bool) -> nn.Module:
+        init = self.out_kernel_init if name == "out_proj" else self.kernel_init
+        return layers.Projection(
+            features=(features,),
+            use_bias=use_bias,
+            kernel_init=init,
+            dtype=self.dtype,
+            name=name,
+        )
+
+
+class MambaLM(nn.Module):
+    """A language model of nothing but Mamba: norms and mixers on a residual stream.
+
+    Attributes:
+      vocab_size: V.
+      width: E.
+      num_layers: L.
+      state_size: as in `MambaMixer`.
+      expand: as in `MambaMixer`.
+      conv_width: as in `MambaMixer`.
+      step_rank: as in `MambaMixer`.
+      use_bias: as in `MambaMixer`.
+      use_conv_bias: as in `MambaMixer`.
+      norm_epsilon: added to mean squares by the RMSNorms.
+      tie_embeddings: whether the output layer is the embedding, transposed.
+      dtype: of the mixers; the stream is in float32.
+      decode: as in `MambaMixer`.
+    """
+
+    vocab_size: int
+    width: int
+    num_layers: int
+    state_size: int = 16
+    expand: int = 2
+    conv_width: int = 4
+    step_rank: int | None = None
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    norm_epsilon: float = 1e-5
+    tie_embeddings: bool = True
+    dtype: Any = jnp.float32
+    decode: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Scores the next token at every position.
+
+        Args:
+          tokens: ids; one outside 0 … V-1 makes NaN of its row.
+          token_mask: False marks padding, on any side.
+
+        Returns:
+          float32 logits; those at padding mean nothing.
+        """
+        init = nn.initializers.normal(0.02)
+        embedding = layers.Embedding(
+            self.vocab_size, self.width, init, name="token_embedding"
+        )
+        x = embedding(tokens)
+        for i in range(self.num_layers):
+            h = nn.RMSNorm(self.norm_epsilon, dtype=self.dtype, name=f"norm_{i}")(x)
+            h = MambaMixer(
+                state_size=self.state_size,
+                expand=self.expand,
+                conv_width=self.conv_width,
+                step_rank=self.step_rank,
+                use_bias=self.use_bias,
+                use_conv_bias=self.use_conv_bias,
+                dtype=self.dtype,
+                decode=self.decode,
+                name=f"mixer_{i}",
+            )(h, token_mask=token_mask)
+            x += h.astype(x.dtype)
+        x = nn.RMSNorm(self.norm_epsilon, dtype=self.dtype, name="final_norm")(x)
+        if self.tie_embeddings:
+            return embedding.attend(x)
+        return layers.Embedding(
+            self.vocab_size, self.width, init, name="unembedding"
+        ).attend(x)
+
+
+# As wide as PyTorch's for the fan-in of a depthwise convolution, its width W.
+_conv_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+def _log_rates(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """A = -1, -2, …, -M in every channel (S4D-Real)."""
+    del rng
+    rates = jnp.arange(1, shape[1] + 1, dtype=dtype)
+    return jnp.broadcast_to(jnp.log(rates)[None], shape)
+
+
+def _step_bias(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """The inverse of softplus at steps that are uniform in their logarithm."""
+    low, high = (math.log(size) for size in _STEP_SIZES)
+    sizes = jnp.exp(jax.random.uniform(rng, shape, dtype, low, high))
+    return sizes + jnp.log(-jnp.expm1(-sizes))
