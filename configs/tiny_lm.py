@@ -17,18 +17,27 @@ import types
 from ml_collections import config_dict
 
 # Of a model whose mixers have more parameters than attention, 4 width²; else 512.
-MLP_WIDTHS = types.MappingProxyType({"gru": 320, "mamba": 330})
-ATTENTION = frozenset({"softmax", "window", "longformer", "bigbird"})
-RECURRENT = frozenset({"rwkv", "mamba", "gru"})
+MLP_WIDTHS = types.MappingProxyType(
+    {"retention": 448, "rwkv6": 224, "mamba": 313, "gru": 320}
+)
+# What tells positions apart, where order alone does not; else none.
+POSITIONS = types.MappingProxyType(
+    {
+        "softmax": "rotary",
+        "window": "rotary",
+        "longformer": "rotary",
+        "bigbird": "rotary",
+        "linear": "learned",
+        "performer": "learned",
+    }
+)
 
 
 def get_config(mixers: str = "softmax") -> config_dict.ConfigDict:
     """Every value of a `train.config.Config`."""
     names = mixers.split(",")
-    if ATTENTION.intersection(names):
-        positions = "rotary"
-    else:
-        positions = "none" if RECURRENT.intersection(names) else "learned"
+    found = {POSITIONS.get(name, "none") for name in names}
+    positions = next(x for x in ("rotary", "learned", "none") if x in found)
     widths = [MLP_WIDTHS.get(name, 512) for name in names]
     return config_dict.ConfigDict(
         {

@@ -13,7 +13,8 @@ from attention import dot_product
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "none")
 ATTENTION = ("softmax", "window", "longformer", "bigbird")
-MIXERS = (*ATTENTION, "linear", "performer", "rwkv", "mamba", "gru", "zero")
+RECURRENT = ("linear", "performer", "retention", "rwkv", "rwkv6", "mamba", "gru")
+MIXERS = (*ATTENTION, *RECURRENT, "zero")
 DTYPES = ("float32", "bfloat16")
 IMPLEMENTATIONS = ("auto", *dot_product.IMPLEMENTATIONS)
 

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import linear as linear_attention
 from attention import masks, random_features
 from models import config as config_lib
-from models import layers, linear, multihead, recurrent
+from models import layers, linear, mamba, multihead, recurrent, retention, rwkv, rwkv6
 
 Config = config_lib.CausalLMConfig
 FeatureMap = linear_attention.FeatureMap
@@ -162,6 +162,53 @@ def _linear(config: Config, layer: int) -> nn.Module:
     return _linear_attention(config, linear_attention.elu_plus_one)
 
 
+def _retention(config: Config, layer: int) -> nn.Module:
+    del layer
+    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+    return retention.Retention(
+        num_heads=config.num_heads,
+        use_bias=config.use_bias,
+        kernel_init=kernel_init,
+        out_kernel_init=out_kernel_init,
+        dtype=config.dtype,
+    )
+
+
+def _rwkv(config: Config, layer: int) -> nn.Module:
+    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+    return rwkv.TimeMixing(
+        layer=layer,
+        num_layers=config.num_layers,
+        kernel_init=kernel_init,
+        out_kernel_init=out_kernel_init,
+        dtype=config.dtype,
+    )
+
+
+def _rwkv6(config: Config, layer: int) -> nn.Module:
+    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+    return rwkv6.TimeMixing(
+        num_heads=config.num_heads,
+        layer=layer,
+        num_layers=config.num_layers,
+        kernel_init=kernel_init,
+        out_kernel_init=out_kernel_init,
+        dtype=config.dtype,
+    )
+
+
+def _mamba(config: Config, layer: int) -> nn.Module:
+    del layer
+    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+    return mamba.MambaMixer(
+        state_size=config.state,
+        use_bias=config.use_bias,
+        kernel_init=kernel_init,
+        out_kernel_init=out_kernel_init,
+        dtype=config.dtype,
+    )
+
+
 def _gru(config: Config, layer: int) -> nn.Module:
     del layer
     kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
@@ -203,6 +250,10 @@ MIXERS: Mapping[str, Mixer] = types.MappingProxyType(
         "bigbird": _attention(_bigbird, absolute=True),
         "linear": Mixer(_causal, _linear),
         "performer": Mixer(_causal, _performer),
+        "retention": Mixer(_causal, _retention),
+        "rwkv": Mixer(_causal, _rwkv),
+        "rwkv6": Mixer(_causal, _rwkv6),
+        "mamba": Mixer(_causal, _mamba),
         "gru": Mixer(_causal, _gru),
         "zero": Mixer(_itself, lambda config, layer: Zero()),
     }

@@ -1,0 +1,129 @@
+"""models.mixers: every row of the table under one list of properties.
+
+Each mixer's own mathematics has its own test; that a whole model trains and passes the
+three proofs is shown by `train.main`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import properties
+from models import config, mixers
+from tests import transformer_test
+
+B, T, E = 2, 7, transformer_test.SMALL.width
+CONFIG = dataclasses.replace(transformer_test.SMALL, positions="none")
+X = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
+NAMES = tuple(mixers.MIXERS)
+
+
+@functools.cache
+def built(name, dtype="float32"):
+    """A mixer, compiled, and parameters that are not small."""
+    module = mixers.make(dataclasses.replace(CONFIG, mixers=name, dtype=dtype), 1)
+    init = functools.partial(module.init, deterministic=True)
+    shapes = jax.eval_shape(init, jax.random.key(0), X)
+    rng = np.random.default_rng(1)
+    variables = jax.tree.map(
+        lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), shapes
+    )
+    return module, variables
+
+
+@functools.cache
+def compiled(name):
+    module, variables = built(name)
+    return jax.jit(
+        lambda x, token_mask=None, token_positions=None: module.apply(
+            variables,
+            x,
+            deterministic=True,
+            token_mask=token_mask,
+            token_positions=token_positions,
+        )
+    )
+
+
+def test_the_names_of_the_configuration_are_the_rows_of_the_table():
+    assert config.MIXERS == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_causal(name):
+    """Under edits of every size, infinities and NaN apart, and by gradients."""
+    properties.assert_causal(compiled(name), X)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_table_declares_is_seen(name):
+    """∂y/∂x is zero just where the mask says so, the position itself apart."""
+    module_mask = mixers.mask(dataclasses.replace(CONFIG, mixers=name), 1)
+    declared = np.asarray(module_mask.materialize(T, T)[0, 0])
+    found = properties.dependency_matrix(compiled(name), X)
+    itself = np.eye(T, dtype=bool)
+    np.testing.assert_array_equal(found | itself, declared | itself)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_the_batch_do_not_mix(name):
+    properties.assert_batch_independent(compiled(name), X)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("left", [0, 2])
+def test_padding_on_either_side_changes_nothing(name, left):
+    """NaN in it included: case B046."""
+    right = 3 - left
+    padded = np.pad(
+        X, ((0, 0), (left, right), (0, 0)), constant_values=np.float32(np.nan)
+    )
+    real = np.zeros((B, T + 3), bool)
+    real[:, left : left + T] = True
+    places = np.maximum(np.cumsum(real, axis=1, dtype=np.int32) - 1, 0)
+    found = compiled(name)(padded, real, places)[:, left : left + T]
+    np.testing.assert_allclose(found, compiled(name)(X), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_inputs_are_the_start_of_long_ones(name, length):
+    found = compiled(name)(X[:, :length])
+    np.testing.assert_allclose(found, compiled(name)(X)[:, :length], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16(name):
+    """The output is narrow and near; parameters stay in float32."""
+    module, variables = built(name, "bfloat16")
+    assert {x.dtype for x in jax.tree.leaves(variables)} <= {jnp.dtype("float32")}
+    x = X.astype(jnp.bfloat16)
+    found = jax.jit(functools.partial(module.apply, deterministic=True))(variables, x)
+    assert found.dtype == jnp.bfloat16
+    wanted = compiled(name)(x.astype(np.float32))
+    scale = np.max(np.abs(wanted)) + 1e-6
+    assert np.max(np.abs(found.astype(np.float32) - wanted)) < 0.1 * scale
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_every_parameter(name):
+    module, variables = built(name)
+    if not variables:
+        return
+
+    @jax.jit
+    def gradients(variables):
+        def loss(variables):
+            y = module.apply(variables, X, deterministic=True)
+            return jnp.sum(jnp.sin(y))
+
+        return jax.grad(loss)(variables)
+
+    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients(variables)):
+        where = jax.tree_util.keystr(path)
+        assert np.isfinite(gradient).all(), where
+        assert np.any(gradient != 0), where
