@@ -12,7 +12,22 @@ and `heads` lifts it. Masks are True where a query may attend. Scores, softmax a
 sums are in float32 at least; outputs have the dtype of the values.
 """
 
-from attention import heads, masks, positions, properties, softmax
+from attention import (
+    additive,
+    heads,
+    linear,
+    lowrank,
+    mamba,
+    masks,
+    positions,
+    properties,
+    random_features,
+    recurrence,
+    retention,
+    rwkv,
+    rwkv6,
+    softmax,
+)
 from attention.dot_product import (
     IMPLEMENTATIONS,
     attention_weights,
@@ -21,11 +36,20 @@ from attention.dot_product import (
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "additive",
     "attention_weights",
     "dot_product_attention",
     "heads",
+    "linear",
+    "lowrank",
+    "mamba",
     "masks",
     "positions",
     "properties",
+    "random_features",
+    "recurrence",
+    "retention",
+    "rwkv",
+    "rwkv6",
     "softmax",
 ]
