@@ -4,6 +4,7 @@ Before anything is timed, both must give the same logits for the same parameters
 1e-4). `train.benchmark --what=train_step` is the program.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -43,9 +44,6 @@ def measure(
 
     Returns:
       Results for JSON; None if the two models disagree.
-
-    Raises:
-      UsageError: the PyTorch peer lacks something that the configuration asks for.
     """
     model = transformer.CausalLM(config.model, corpus.tokenizer.vocab_size)
     train_rng, *_ = loop.keys(config.seed)
@@ -53,20 +51,17 @@ def measure(
     product, product_flops = bench_measure.matrix_product(PRODUCT_SIZE, "float32")
     runs: dict[str, Callable[[], Any]] = {PRODUCT: product}
     versions = {"softlookup": f"jax {jax.__version__}, {jax.devices()[0].device_kind}"}
-    if importlib.util.find_spec("torch"):
-        from train import torch_peer  # an extra, and slow to import
-
-        with cli.usage_errors():
-            peer = torch_peer.CausalLM(config.model, jax.device_get(state.params))
-            trainer = torch_peer.Trainer(peer, config, corpus)
+    peer = _peer(config, state.params, corpus)
+    if peer is not None:
+        trainer, logits, versions["torch"] = peer
         rows = corpus.validation[: config.model.context][None]
         ours = model.apply({"params": state.params}, rows, deterministic=True)
-        error = np.max(np.abs(np.asarray(ours) - torch_peer.logits(peer, rows)))
+        error = np.max(np.abs(np.asarray(ours) - logits(rows)))
         print(f"largest difference of logits: {error:.1e}")
         if not error <= TOLERANCE:
             return None
         runs["torch"] = lambda: [trainer.step() for _ in range(steps)]
-        versions["torch"] = torch_peer.version()
+    operations = step_flops(config, state.params, vocab_size=model.vocab_size)
     tokens = jnp.asarray(corpus.train)
     start = time.perf_counter()
     train_steps.lower(state, tokens, steps).compile()
@@ -93,7 +88,7 @@ def measure(
             for name, (_, median, _) in quartiles.items()
         },
         "product_flops_per_second": rate,
-        "products_milliseconds": step_flops(config, model.vocab_size) / rate * 1e3,
+        "products_milliseconds": operations / rate * 1e3,
         "compile_seconds": compile_seconds,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
@@ -101,19 +96,36 @@ def measure(
     }
 
 
-def step_flops(config: config_lib.Config, vocab_size: int) -> float:
+def _peer(config: config_lib.Config, params: Any, corpus: data.Corpus) -> Any:
+    """PyTorch's trainer, logits and version; None: it cannot take part, and why."""
+    if not importlib.util.find_spec("torch"):
+        return None
+    from train import torch_peer  # an extra, and slow to import
+
+    try:
+        peer = torch_peer.CausalLM(config.model, jax.device_get(params))
+        trainer = torch_peer.Trainer(peer, config, corpus)
+    except ValueError as error:
+        print(f"PyTorch is left out: {error}")
+        return None
+    return trainer, functools.partial(torch_peer.logits, peer), torch_peer.version()
+
+
+def step_flops(config: config_lib.Config, params: Any, *, vocab_size: int) -> float:
     """Floating-point operations of a step's matrix products, forward and backward.
 
     Six for every weight of a matrix and every token, and for the scores and weighted
-    sums; the causal mask saves none in the dense form.
+    sums of attention; the causal mask saves none in the dense form. What recurrences
+    compute without a weight is not among them.
     """
     model, train = config.model, config.train
-    kv_share = (model.num_kv_heads or model.num_heads) / model.num_heads
-    matrices = model.num_layers * (
-        2 * model.width**2 * (1 + kv_share) + 2 * model.width * model.mlp_width
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    matrices = vocab_size * model.width
+    matrices += sum(
+        x.size for path, x in leaves if path[-1].key.endswith("kernel") and x.ndim > 1
     )
-    matrices += vocab_size * model.width
-    attention = model.num_layers * 2 * model.context * model.width
+    layers = sum(map(model.is_attention, range(model.num_layers)))
+    attention = layers * 2 * model.context * model.width
     tokens = train.batch_size * train.accumulation * model.context
     return 6.0 * tokens * (matrices + attention)
 

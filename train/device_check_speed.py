@@ -188,7 +188,9 @@ def train_step(
         reasons.append(f"{int(state.skipped)} steps were not finite")
     train, context = config.train, config.model.context
     tokens_per_step = train.batch_size * train.accumulation * context
-    flops = bench_train_step.step_flops(config, corpus.tokenizer.vocab_size)
+    flops = bench_train_step.step_flops(
+        config, state.params, vocab_size=corpus.tokenizer.vocab_size
+    )
     return {
         "steps": int(state.step),
         "first": _finite(first),
