@@ -126,7 +126,7 @@ def _lift(
         x.astype(dtype).reshape(rows, *x.shape[-3:]) for x in (query, key, value)
     )
     visible = _visible(mask, key_mask, (rows, N, T, S))
-    query, key, value = _without_padding(visible, query, key, value)
+    query, key, value = arguments.without_padding(visible, query, key, value)
 
     def one_head(
         query: Float[Array, "T H"],
@@ -181,22 +181,3 @@ def _visible(
         # No T x S: only the complaints of a mask that does not fit.
         jax.eval_shape(lambda: mask.materialize(T, S, batch_size=rows, num_heads=N))
     return mask
-
-
-def _without_padding(
-    visible: masks.Mask | None,
-    query: Float[Array, "B T N H"],
-    *keys_and_values: Float[Array, "B S K _"],
-) -> list[Array]:
-    """Zeros in place of what nothing may see, since 0 · NaN is NaN."""
-
-    def clear(x: Array, valid: Bool[Array, "B|1 _"] | None) -> Array:
-        return x if valid is None else jnp.where(valid[:, :, None, None], x, 0)
-
-    if visible is None:
-        return [query, *keys_and_values]
-    valid_keys = visible.valid_keys(keys_and_values[0].shape[1])
-    return [
-        clear(query, visible.valid_queries(query.shape[1])),
-        *(clear(x, valid_keys) for x in keys_and_values),
-    ]

@@ -231,3 +231,25 @@ def materialize(
     return mask.materialize(
         length, key.shape[1], batch_size=batch_size, num_heads=num_heads
     )
+
+
+def without_padding(
+    visible: masks.Mask | None,
+    query: Float[Array, "B T N H"],
+    *keys_and_values: Float[Array, "B S K _"],
+) -> list[Array]:
+    """Zeros in place of rows that nothing may see, since 0 · NaN is NaN."""
+    if visible is None:
+        return [query, *keys_and_values]
+
+    def clear(x: Array, valid: Bool[Array, "B|1 L"] | None) -> Array:
+        # Rows that do not fit are refused where the mask is evaluated.
+        if valid is None or len(valid) not in (1, len(x)):
+            return x
+        return jnp.where(valid[:, :, None, None], x, 0)
+
+    valid_keys = visible.valid_keys(keys_and_values[0].shape[1])
+    return [
+        clear(query, visible.valid_queries(query.shape[1])),
+        *(clear(x, valid_keys) for x in keys_and_values),
+    ]

@@ -126,7 +126,7 @@ def dot_product_attention(
         return_residual=return_residual,
     )
     rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)]
-    q, k, v = _without_padding(options.visible, *rows)
+    q, k, v = arguments.without_padding(options.visible, *rows)
     name = implementation or choice.choose(q, k, v, options)
     output, residual = IMPLEMENTATIONS[name](q, k, v, options)
     output = output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
@@ -181,26 +181,9 @@ def attention_weights(
         return_residual=False,
     )
     rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key)]
-    q, k = _without_padding(options.visible, *rows)
+    q, k = arguments.without_padding(options.visible, *rows)
     weights = reference.weights(q, k, options)
     return weights.reshape(*batch, *weights.shape[1:])
-
-
-def _without_padding(
-    visible: masks.Mask | None, query: Array, *keys_and_values: Array
-) -> list[Array]:
-    """Zeros in place of rows that nothing may see, since 0 · NaN is NaN."""
-    if visible is None:
-        return [query, *keys_and_values]
-
-    def clear(x: Array, valid: Bool[Array, "B|1 L"] | None) -> Array:
-        return x if valid is None else jnp.where(valid[:, :, None, None], x, 0)
-
-    valid_keys = visible.valid_keys(keys_and_values[0].shape[1])
-    return [
-        clear(query, visible.valid_queries(query.shape[1])),
-        *(clear(x, valid_keys) for x in keys_and_values),
-    ]
 
 
 def explain(*args: Any, **kwargs: Any) -> str:

@@ -143,7 +143,11 @@ def test_what_is_off_by_default_goes_on_and_off(read):
         ([CONFIG, "--jax_debug_nans=maybe"], "--jax_debug_nans=maybe"),
         ([CONFIG, "stray"], "unexpected argument 'stray'"),
         ([CONFIG, "--", "stray"], "unexpected argument 'stray'"),
-        ([CONFIG + ":variant"], "TypeError: get_config() takes 0 positional arguments"),
+        ([CONFIG + ":variant"], "mixers must be names out of softmax, window"),
+        (
+            [CONFIG.replace("tiny_lm", "shakespeare_char") + ":variant"],
+            "TypeError: get_config() takes 0 positional arguments",
+        ),
         (["--config=missing.py"], "No such file or directory: 'missing.py'"),
         (["--flagfile=missing"], "No such file or directory: 'missing'"),
     ],

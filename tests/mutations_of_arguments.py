@@ -4,19 +4,14 @@ import types
 
 _DOT_PRODUCT = (
     (
-        "q, k, v = _without_padding(options.visible, *rows)",
+        "q, k, v = arguments.without_padding(options.visible, *rows)",
         "q, k, v = rows",
         "NaN in the padding reaches outputs",
     ),
     (
-        "q, k = _without_padding(options.visible, *rows)",
+        "q, k = arguments.without_padding(options.visible, *rows)",
         "q, k = rows",
         "NaN in the padding reaches weights",
-    ),
-    (
-        "clear(query, visible.valid_queries(query.shape[1])),",
-        "query,",
-        "NaN in the padding of queries reaches gradients",
     ),
     (
         "name = implementation or choice.choose(q, k, v, options)",
@@ -78,6 +73,11 @@ _JAX_NN = (
 )
 
 _ARGUMENTS = (
+    (
+        "clear(query, visible.valid_queries(query.shape[1])),",
+        "query,",
+        "NaN in the padding of queries reaches gradients",
+    ),
     (
         "1 / math.sqrt(max(width, 1))",
         "1 / max(width, 1)",

@@ -99,7 +99,7 @@ def test_edits_are_void_and_accuse_nobody(fn, words):
 
 
 @pytest.mark.parametrize("size", [1, 2, T])
-@pytest.mark.parametrize("layers", [0, 1, 2, 4])
+@pytest.mark.parametrize("layers", [1, 2, 4])
 def test_reachable_widens_a_window_by_its_reach_in_every_layer(size, layers):
     expected = window(1 + layers * (size - 1))
     reach = proofs.reachable([window(size)] * layers)

@@ -6,8 +6,10 @@ import sys
 
 
 def test_x64():
+    # The last file of a run: both cores are free.
+    workers = "--numprocesses=2", "--dist=loadfile"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "x64", "-q", "--no-header"],
+        [sys.executable, "-m", "pytest", "-m", "x64", "-q", "--no-header", *workers],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -199,7 +199,8 @@ def _define_attention(values: flags.FlagValues) -> None:
 
 
 # PyTorch's threads spin for a while after their work, on the cores of whoever has the
-# next turn. It reads these when it is imported.
+# next turn. It reads these when it is imported. Not for a training step, whose many
+# small operations would wait for threads that wake up.
 PASSIVE_THREADS = types.MappingProxyType(
     {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 )
@@ -207,8 +208,6 @@ PASSIVE_THREADS = types.MappingProxyType(
 
 def main(values: flags.FlagValues) -> int:
     """Parses flags, measures, and reports."""
-    for name, value in PASSIVE_THREADS.items():
-        os.environ.setdefault(name, value)
     if values.compare is not None:
         _refuse_flags(values, define_flags, "--compare", but=("compare",))
         with cli.usage_errors():
@@ -221,6 +220,8 @@ def main(values: flags.FlagValues) -> int:
         _refuse_flags(values, _define_attention, "--what=train_step")
         return bench_train_step.main(values)
     _refuse_flags(values, bench_train_step.define_flags, "--what=attention")
+    for name, value in PASSIVE_THREADS.items():
+        os.environ.setdefault(name, value)
     preset = values.preset or jax.default_backend()
     with cli.usage_errors():
         plan = _plan(values, preset)
