@@ -14,7 +14,7 @@ model to it.
 
 import types
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -157,67 +157,19 @@ def _attention(
     return Mixer(mask, lambda c, layer: SelfAttention(c, mask(c, layer), absolute))
 
 
+def _shared(config: Config) -> dict[str, Any]:
+    """What the modules of all other mixers are made with."""
+    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
+    return {
+        "kernel_init": kernel_init,
+        "out_kernel_init": out_kernel_init,
+        "dtype": config.dtype,
+    }
+
+
 def _linear(config: Config, layer: int) -> nn.Module:
     del layer
     return _linear_attention(config, linear_attention.elu_plus_one)
-
-
-def _retention(config: Config, layer: int) -> nn.Module:
-    del layer
-    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
-    return retention.Retention(
-        num_heads=config.num_heads,
-        use_bias=config.use_bias,
-        kernel_init=kernel_init,
-        out_kernel_init=out_kernel_init,
-        dtype=config.dtype,
-    )
-
-
-def _rwkv(config: Config, layer: int) -> nn.Module:
-    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
-    return rwkv.TimeMixing(
-        layer=layer,
-        num_layers=config.num_layers,
-        kernel_init=kernel_init,
-        out_kernel_init=out_kernel_init,
-        dtype=config.dtype,
-    )
-
-
-def _rwkv6(config: Config, layer: int) -> nn.Module:
-    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
-    return rwkv6.TimeMixing(
-        num_heads=config.num_heads,
-        layer=layer,
-        num_layers=config.num_layers,
-        kernel_init=kernel_init,
-        out_kernel_init=out_kernel_init,
-        dtype=config.dtype,
-    )
-
-
-def _mamba(config: Config, layer: int) -> nn.Module:
-    del layer
-    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
-    return mamba.MambaMixer(
-        state_size=config.state,
-        use_bias=config.use_bias,
-        kernel_init=kernel_init,
-        out_kernel_init=out_kernel_init,
-        dtype=config.dtype,
-    )
-
-
-def _gru(config: Config, layer: int) -> nn.Module:
-    del layer
-    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
-    return recurrent.GRUMixer(
-        use_bias=config.use_bias,
-        kernel_init=kernel_init,
-        out_kernel_init=out_kernel_init,
-        dtype=config.dtype,
-    )
 
 
 def _performer(config: Config, layer: int) -> nn.Module:
@@ -230,16 +182,50 @@ def _performer(config: Config, layer: int) -> nn.Module:
 
 
 def _linear_attention(config: Config, feature_map: FeatureMap) -> nn.Module:
-    kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
     return linear.LinearAttention(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads or None,
         feature_map=feature_map,
         use_bias=config.use_bias,
-        kernel_init=kernel_init,
-        out_kernel_init=out_kernel_init,
-        dtype=config.dtype,
+        **_shared(config),
     )
+
+
+def _retention(config: Config, layer: int) -> nn.Module:
+    del layer
+    return retention.Retention(
+        num_heads=config.num_heads, use_bias=config.use_bias, **_shared(config)
+    )
+
+
+def _rwkv(config: Config, layer: int) -> nn.Module:
+    return rwkv.TimeMixing(layer=layer, num_layers=config.num_layers, **_shared(config))
+
+
+def _rwkv6(config: Config, layer: int) -> nn.Module:
+    return rwkv6.TimeMixing(
+        num_heads=config.num_heads,
+        layer=layer,
+        num_layers=config.num_layers,
+        **_shared(config),
+    )
+
+
+def _mamba(config: Config, layer: int) -> nn.Module:
+    del layer
+    return mamba.MambaMixer(
+        state_size=config.state, use_bias=config.use_bias, **_shared(config)
+    )
+
+
+def _gru(config: Config, layer: int) -> nn.Module:
+    del layer
+    return recurrent.GRUMixer(use_bias=config.use_bias, **_shared(config))
+
+
+def _zero(config: Config, layer: int) -> nn.Module:
+    del config, layer
+    return Zero()
 
 
 MIXERS: Mapping[str, Mixer] = types.MappingProxyType(
@@ -255,7 +241,7 @@ MIXERS: Mapping[str, Mixer] = types.MappingProxyType(
         "rwkv6": Mixer(_causal, _rwkv6),
         "mamba": Mixer(_causal, _mamba),
         "gru": Mixer(_causal, _gru),
-        "zero": Mixer(_itself, lambda config, layer: Zero()),
+        "zero": Mixer(_itself, _zero),
     }
 )
 
