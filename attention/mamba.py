@@ -80,23 +80,12 @@ def _chunked(
     A: Float[Array, "M E"],
     state: Float[Array, "M E"],
 ) -> tuple[Float[Array, "M E"], Float[Array, "T E"]]:
-    length = len(x)
-    size = min(CHUNK, length)
-
-    def chunks(x: Float[Array, "T E"]) -> Float[Array, "T/size size E"]:
-        # Zeros at the ragged end: steps of size 0.
-        x = jnp.pad(x, ((0, -length % size), (0, 0)))
-        return x.reshape(-1, size, x.shape[1])
-
-    # Kept for the derivative: the states between chunks, not those inside them.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def one(state: Array, tokens: Tokens) -> tuple[Array, Array]:
         x, step_size, B, C = tokens
         return _recurrent(x, step_size, B, C, A, state)
 
-    tokens = chunks(x), chunks(step_size), chunks(B), chunks(C)
-    state, y = lax.scan(one, state, tokens)
-    return state, y.reshape(-1, x.shape[1])[:length]
+    # Steps of size 0 leave a state as it is.
+    return recurrence.in_chunks(one, state, (x, step_size, B, C), size=CHUNK)
 
 
 def _associative(

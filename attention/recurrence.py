@@ -11,7 +11,7 @@ commutative, so that all hₜ can also be found by a tree of log T levels. Blell
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +129,39 @@ def segment_sums(log_decay: Float[Array, "T *E"]) -> Float[Array, "T T *E"]:
     t, s = jnp.arange(length)[:, None], jnp.arange(length)[None, :]
     sums = jnp.cumsum(where(t > s, log_decay[:, None], 0), axis=0)
     return where(t >= s, sums, -jnp.inf)
+
+
+def in_chunks(
+    f: Callable[[Any, Any], tuple[Any, Array]],
+    state: Any,
+    tokens: tuple[Shaped[Array, "T *E"], ...],
+    *,
+    size: int,
+) -> tuple[Any, Shaped[Array, "T *E"]]:
+    """Runs `f(state, tokens) -> (state, outputs)` over chunks of tokens.
+
+    For derivatives the states between chunks are kept, not what is inside them.
+
+    Args:
+      f: what one chunk does.
+      state: before the first token.
+      tokens: arrays, whose ragged end is filled with zeros: they must leave a state as
+        it is.
+      size: tokens of a chunk.
+
+    Returns:
+      The last state, and the outputs of all tokens.
+    """
+    length = len(tokens[0])
+    size = min(size, length)
+
+    def chunks(x: Shaped[Array, "T *E"]) -> Shaped[Array, "T/size size *E"]:
+        x = jnp.pad(x, [(0, -length % size), *[(0, 0)] * (x.ndim - 1)])
+        return x.reshape(-1, size, *x.shape[1:])
+
+    one = jax.checkpoint(f, prevent_cse=False)
+    state, outputs = lax.scan(one, state, tuple(map(chunks, tokens)))
+    return state, outputs.reshape(-1, *outputs.shape[2:])[:length]
 
 
 def row_by_row(f: Callable[..., F], *, shared: int) -> Callable[..., F]:

@@ -7,7 +7,6 @@ Sun et al., 2023, arXiv:2307.08621, equations 5 to 7. The rotation of queries an
 the norm and the gate around it belong to `models.retention`.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -76,23 +75,12 @@ def _chunked(
     log_decay: Float[Array, "T"],
     state: Float[Array, "H D"],
 ) -> tuple[Float[Array, "H D"], Float[Array, "T D"]]:
-    length = len(value)
-    size = min(CHUNK, length)
-
-    def chunks(x: Float[Array, "T *E"]) -> Float[Array, "C c *E"]:
-        # Zeros at the ragged end: no key, and no decay.
-        x = jnp.pad(x, [(0, -length % size), *[(0, 0)] * (x.ndim - 1)])
-        return x.reshape(-1, size, *x.shape[1:])
-
-    # Kept for the derivative: the states between chunks, not what is inside them.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def one(state: Array, tokens: Tokens) -> tuple[Array, Array]:
         return _quadratic(*tokens, state)
 
-    state, output = lax.scan(
-        one, state, jax.tree.map(chunks, (query, key, value, log_decay))
-    )
-    return state, output.reshape(-1, value.shape[1])[:length]
+    # No key, and no decay, leave a state as it is.
+    tokens = query, key, value, log_decay
+    return recurrence.in_chunks(one, state, tokens, size=CHUNK)
 
 
 FORMS: Mapping[str, Form] = MappingProxyType(

@@ -10,7 +10,6 @@ In chunks the sum is formed with products of matrices inside each, and one step 
 state between them; every decay is the exponential of a sum ≤ 0, never a quotient.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -99,23 +98,13 @@ def _chunked(
     bonus: Float[Array, "H"],
     state: Float[Array, "H D"],
 ) -> tuple[Float[Array, "H D"], Float[Array, "T D"]]:
-    length = len(value)
-    size = min(CHUNK, length)
-
-    def chunks(x: Float[Array, "T H"]) -> Float[Array, "C c H"]:
-        # Zeros at the ragged end: no key, and no decay.
-        x = jnp.pad(x, ((0, -length % size), (0, 0)))
-        return x.reshape(-1, size, x.shape[1])
-
-    # Kept for the derivative: the states between chunks, not what is inside them.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def one(state: Array, tokens: Tokens) -> tuple[Array, Array]:
         receptance, key, value, log_decay = tokens
         return _quadratic(receptance, key, value, log_decay, bonus, state)
 
-    tokens = chunks(receptance), chunks(key), chunks(value), chunks(log_decay)
-    state, outputs = lax.scan(one, state, tokens)
-    return state, outputs.reshape(-1, value.shape[1])[:length]
+    # No key, and no decay, leave a state as it is.
+    tokens = receptance, key, value, log_decay
+    return recurrence.in_chunks(one, state, tokens, size=CHUNK)
 
 
 FORMS: Mapping[str, Form] = MappingProxyType(

@@ -5,6 +5,7 @@ MLP          y = W₂ gelu(W₁ x)              Hendrycks and Gimpel, 2016
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +27,31 @@ def kernel_inits(
         nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
         nn.initializers.variance_scaling(out_scale, "fan_in", "normal"),
     )
+
+
+def carried(
+    module: nn.Module, name: str, empty: Callable[[], Any]
+) -> tuple[Any, Callable[[Any], None]]:
+    """The state that a module continues from, and what keeps the next one.
+
+    Args:
+      module: with an attribute `decode`; if that is False, there is no state.
+      name: of the state in the 'cache' collection.
+      empty: makes the state before the first token.
+
+    Returns:
+      The state, or None; and `keep(state)`, which stores it unless the module is being
+      initialized: that leaves the state empty.
+    """
+    if not module.decode:
+        return None, lambda state: None
+    cached = module.variable("cache", name, empty)
+
+    def keep(state: Any) -> None:
+        if not module.is_initializing():
+            cached.value = state
+
+    return cached.value, keep
 
 
 class Projection(nn.Module):

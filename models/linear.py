@@ -76,15 +76,16 @@ class LinearAttention(nn.Module):
         query = project("query", self.num_heads)
         key, value = (project(name, num_kv_heads) for name in ("key", "value"))
         empty = linear.empty(key, value, feature_map=self.feature_map)
-        state = empty
-        if self.decode:
-            cached = self.variable("cache", "state", lambda: empty)
-            state = cached.value
+        state, keep = layers.carried(self, "state", lambda: empty)
         state, y = linear.extend(
-            state, query, key, value, feature_map=self.feature_map, key_mask=token_mask
+            empty if state is None else state,
+            query,
+            key,
+            value,
+            feature_map=self.feature_map,
+            key_mask=token_mask,
         )
-        if self.decode and not self.is_initializing():
-            cached.value = state
+        keep(state)
         return layers.Projection(
             features=(x.shape[-1],),
             contracted=2,

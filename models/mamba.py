@@ -87,18 +87,19 @@ class MambaMixer(nn.Module):
         D = self.param("D", ones, (channels,), jnp.float32)
 
         dtype = numerics.accumulation_dtype(x.dtype)
-        line, state = None, None
-        if self.decode:
-            shape = batch, self.conv_width - 1, channels
-            line = self.variable("cache", "tokens", jnp.zeros, shape, x.dtype)
-            shape = batch, size, channels
-            state = self.variable("cache", "state", jnp.zeros, shape, dtype)
+        shape = batch, self.conv_width - 1, channels
+        line, keep_line = layers.carried(
+            self, "tokens", lambda: jnp.zeros_like(x, shape=shape)
+        )
+        state, keep_state = layers.carried(
+            self, "state", lambda: jnp.zeros((batch, size, channels), dtype)
+        )
         last, x = convolution.depthwise(
             x,
             kernel,
             conv_bias,
             token_mask=token_mask,
-            state=line.value if line else None,
+            state=line,
         )
         x = nn.silu(x)
         parts = self._projection("x_proj", rank + 2 * size, False)(x)
@@ -118,10 +119,10 @@ class MambaMixer(nn.Module):
             C,
             D,
             token_mask=token_mask,
-            state=state.value if state else None,
+            state=state,
         )
-        if line and state and not self.is_initializing():
-            line.value, state.value = last, after
+        keep_line(last)
+        keep_state(after)
         x *= nn.silu(gate)
         return self._projection("out_proj", width, self.use_bias)(x)
 

@@ -215,10 +215,10 @@ class GRUMixer(nn.Module):
         """
         del deterministic, token_positions, sow_weights
         M = self.state_size or x.shape[-1]
-        cached = None
-        if self.decode:
-            dtype = numerics.accumulation_dtype(jnp.dtype(self.dtype or x.dtype))
-            cached = self.variable("cache", "state", jnp.zeros, (x.shape[0], M), dtype)
+        dtype = numerics.accumulation_dtype(jnp.dtype(self.dtype or x.dtype))
+        state, keep = layers.carried(
+            self, "state", lambda: jnp.zeros((x.shape[0], M), dtype)
+        )
         states, last = GRU(
             state_size=M,
             use_bias=self.use_bias,
@@ -226,9 +226,8 @@ class GRUMixer(nn.Module):
             recurrent_kernel_init=self.recurrent_kernel_init,
             dtype=self.dtype,
             name="gru",
-        )(x, None if cached is None else cached.value, token_mask=token_mask)
-        if cached is not None and not self.is_initializing():
-            cached.value = last
+        )(x, state, token_mask=token_mask)
+        keep(last)
         return layers.Projection(
             features=(x.shape[-1],),
             use_bias=self.use_bias,

@@ -68,18 +68,14 @@ class Retention(nn.Module):
             )(x)
             for name in ("query", "key", "value", "gate")
         )
-        state, cached = None, None
-        if self.decode:
-            shape = x.shape[0], self.num_heads, features[1], features[1]
-            dtype = numerics.accumulation_dtype(value.dtype)
-            cached = self.variable("cache", "state", jnp.zeros, shape, dtype)
-            state = cached.value
+        shape = x.shape[0], *features, features[1]
+        dtype = numerics.accumulation_dtype(value.dtype)
+        state, keep = layers.carried(self, "state", lambda: jnp.zeros(shape, dtype))
         decays = retention.log_decays(self.num_heads)
         state, y = retention.attention(
             query, key, value, decays, token_mask=token_mask, state=state
         )
-        if cached is not None and not self.is_initializing():
-            cached.value = state
+        keep(state)
         y = nn.RMSNorm(dtype=self.dtype, name="norm")(y)
         return layers.Projection(
             features=(x.shape[-1],),

@@ -79,21 +79,19 @@ class TimeMixing(nn.Module):
         value = project("value", for_value)
         log_rate = self.param("decay", log_rates(-5, 8, deep), (channels,), jnp.float32)
         bonus = self.param("bonus", _bonus, (channels,), jnp.float32)
-        state = None
-        if self.decode:
-            dtype = numerics.accumulation_dtype(value.dtype)
-            empty = functools.partial(rwkv.empty, dtype=dtype)
-            state = self.variable("cache", "sums", empty, batch, channels)
+        dtype = numerics.accumulation_dtype(value.dtype)
+        state, keep = layers.carried(
+            self, "sums", lambda: rwkv.empty(batch, channels, dtype=dtype)
+        )
         after, x = rwkv.wkv(
             key,
             value,
             -jnp.exp(log_rate),
             bonus,
             token_mask=token_mask,
-            state=state.value if state else None,
+            state=state,
         )
-        if state and not self.is_initializing():
-            state.value = after
+        keep(after)
         return layers.Projection(
             features=(width,),
             use_bias=False,
@@ -156,15 +154,9 @@ class TokenShift(nn.Module):
         """Shifts by one real token."""
         if token_mask is not None:
             x = jnp.where(token_mask[..., None], x, 0)
-        state = None
-        if self.decode:
-            shape = x.shape[0], 1, x.shape[-1]
-            state = self.variable("cache", "token", jnp.zeros, shape, x.dtype)
-        last, before = convolution.shift(
-            x, token_mask=token_mask, state=state.value if state else None
-        )
-        if state and not self.is_initializing():
-            state.value = last
+        state, keep = layers.carried(self, "token", lambda: jnp.zeros_like(x[:, :1]))
+        last, before = convolution.shift(x, token_mask=token_mask, state=state)
+        keep(last)
         return x, before
 
 

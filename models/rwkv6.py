@@ -101,11 +101,9 @@ class TimeMixing(nn.Module):
         )
         bonus = self.param("bonus", _bonus(deep), (width,), jnp.float32)
         dtype = numerics.accumulation_dtype(value.dtype)
-        state = None
-        if self.decode:
-            size = width // self.num_heads
-            shape = batch, self.num_heads, size, size
-            state = self.variable("cache", "state", jnp.zeros, shape, dtype)
+        size = width // self.num_heads
+        shape = batch, self.num_heads, size, size
+        state, keep = layers.carried(self, "state", lambda: jnp.zeros(shape, dtype))
         after, x = rwkv6.wkv(
             heads.split(receptance, self.num_heads),
             heads.split(key, self.num_heads),
@@ -113,10 +111,9 @@ class TimeMixing(nn.Module):
             heads.split(-jnp.exp(log_rate.astype(dtype)), self.num_heads),
             heads.split(bonus, self.num_heads),
             token_mask=token_mask,
-            state=state.value if state else None,
+            state=state,
         )
-        if state and not self.is_initializing():
-            state.value = after
+        keep(after)
         x = nn.LayerNorm(
             self.norm_epsilon, feature_axes=(-2, -1), dtype=self.dtype, name="norm"
         )(x)

@@ -127,3 +127,23 @@ def test_gradients_reach_every_parameter(name):
         where = jax.tree_util.keystr(path)
         assert np.isfinite(gradient).all(), where
         assert np.any(gradient != 0), where
+
+
+@pytest.mark.parametrize("name", config.RECURRENT)
+def test_continues_from_its_state(name):
+    """Three tokens, then one, then the rest, with the state in the cache."""
+    module, variables = built(name)
+    module = module.clone(decode=True)
+
+    @jax.jit
+    def extend(cache, x):
+        return module.apply(variables | cache, x, deterministic=True, mutable=["cache"])
+
+    init = functools.partial(module.init, deterministic=True)
+    cache = {"cache": jax.jit(init)(jax.random.key(0), X)["cache"]}
+    pieces = []
+    for x in np.split(X, [3, 4], axis=1):
+        y, cache = extend(cache, x)
+        pieces.append(y)
+    found = np.concatenate(pieces, axis=1)
+    np.testing.assert_allclose(found, compiled(name)(X), rtol=0, atol=1e-5)
