@@ -12,6 +12,8 @@ The table also says what one layer lets each query see: `train.proofs` holds the
 model to it.
 """
 
+import functools
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -254,3 +256,28 @@ def mask(config: Config, layer: int) -> masks.Mask:
 def make(config: Config, layer: int) -> nn.Module:
     """The mixer of a layer."""
     return MIXERS[config.mixer(layer)].make(config, layer)
+
+
+def state_size(config: Config, layer: int, length: int) -> int:
+    """How many numbers a layer's mixer carries from one token of a row to the next.
+
+    Attention: keys and values of those tokens that a later one still sees. All others:
+    the state in the 'cache' collection.
+
+    Args:
+      config: of the model.
+      layer: index of the layer.
+      length: tokens so far; as many may follow.
+    """
+    if config.is_attention(layer):
+        seen = mask(config, layer).materialize(2 * length, 2 * length)[0, 0]
+        num_kv_heads = config.num_kv_heads or config.num_heads
+        kept = int(jnp.sum(jnp.any(seen[length:, :length], axis=0)))
+        return 2 * num_kv_heads * config.head_width * kept
+    module = make(config, layer)
+    if config.mixer(layer) != "zero":
+        module = module.clone(decode=True)
+    x = jax.ShapeDtypeStruct((1, 1, config.width), config.dtype)
+    init = functools.partial(module.init, deterministic=True)
+    shapes = jax.eval_shape(init, jax.random.key(0), x)
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes.get("cache", {})))

@@ -129,6 +129,29 @@ def test_gradients_reach_every_parameter(name):
         assert np.any(gradient != 0), where
 
 
+# With width 16 in 2 heads of 8, T = 7, windows of 3, 8 features; Mamba has 32 channels
+# of state 4 behind a convolution of width 4.
+STATES = {
+    "softmax": 2 * 16 * T,
+    "window": 2 * 16 * 2,
+    "longformer": 2 * 16 * (2 + 1),
+    "linear": 2 * (8 * 8 + 8),
+    "performer": 2 * (8 * 8 + 8 + 8),
+    "retention": 2 * 8 * 8,
+    "rwkv": 16 + 3 * 16,
+    "rwkv6": 16 + 2 * 8 * 8,
+    "mamba": 32 * 4 + 32 * 3,
+    "gru": 16,
+    "zero": 0,
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_have_the_sizes_of_the_papers(name):
+    named = dataclasses.replace(CONFIG, mixers=name)
+    assert mixers.state_size(named, 1, T) == STATES[name]
+
+
 @pytest.mark.parametrize("name", config.RECURRENT)
 def test_continues_from_its_state(name):
     """Three tokens, then one, then the rest, with the state in the cache."""

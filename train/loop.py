@@ -158,6 +158,59 @@ def loss_and_gradients(
     return sums
 
 
+def update(
+    model: nn.Module,
+    transformation: optax.GradientTransformation,
+    state: State,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    mask: Bool[Array, "B T"] | None = None,
+    *,
+    rng: Array,
+    accumulation: int = 1,
+    factor: float | Float[Array, ""] = 1.0,
+) -> tuple[State, Float[Array, ""], Float[Array, ""]]:
+    """One step on a batch that is given.
+
+    Args:
+      model: as for `init_state`.
+      transformation: of gradients into updates, see `optimizer.make`.
+      state: before the step.
+      inputs: ids that the model reads.
+      targets: ids that it should predict.
+      mask: True = the target counts; None = all do.
+      rng: key of this step's dropout.
+      accumulation: K, as for `loss_and_gradients`.
+      factor: of all updates, and so of the learning rate.
+
+    Returns:
+      The state after it, nats per target, and the norm of the gradient.
+    """
+    nats, grads = loss_and_gradients(
+        model,
+        state.params,
+        inputs,
+        targets,
+        mask,
+        rng=rng,
+        accumulation=accumulation,
+    )
+    # The clipping inside the optimiser needs this norm as well: one program, so
+    # the compiler computes it once.
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(nats)
+    updates, opt_state = transformation.update(grads, state.opt_state, state.params)
+    updates = jax.tree.map(lambda u: factor * u, updates)
+    params = optax.apply_updates(state.params, updates)
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
+    )
+    state = State(state.step + 1, params, opt_state, state.skipped + ~finite)
+    return state, nats, norm
+
+
 def make_train_steps(
     model: nn.Module,
     rng: Array,
@@ -194,27 +247,15 @@ def make_train_steps(
             batch_size=train_config.batch_size * train_config.accumulation,
             context=context,
         )
-        nats, grads = loss_and_gradients(
+        rate = learning_rate(state.step - state.skipped + 1)
+        state, nats, norm = update(
             model,
-            state.params,
+            transformation,
+            state,
             *examples(tokens),
             rng=jax.random.fold_in(dropout_rng, state.step),
             accumulation=train_config.accumulation,
         )
-        # The clipping inside the optimiser needs this norm as well: one program, so
-        # the compiler computes it once.
-        norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(norm) & jnp.isfinite(nats)
-        updates, opt_state = transformation.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
-        )
-        rate = learning_rate(state.step - state.skipped + 1)
-        skipped = state.skipped + ~finite
-        state = State(state.step + 1, params, opt_state, skipped)
         return state, Metrics(nats, norm, rate)
 
     def train_steps(
