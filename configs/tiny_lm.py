@@ -51,6 +51,7 @@ def get_config(mixers: str = "softmax") -> config_dict.ConfigDict:
                 "context": 64,
                 "positions": positions,
                 "mixers": mixers,
+                "convolution": 0,
                 "window": 16,
                 "globals": 1,
                 "block": 8,

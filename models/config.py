@@ -37,6 +37,9 @@ class CausalLMConfig:
         str, f"one of {', '.join(POSITIONS)}; rotary and alibi act in attention only"
     ]
     mixers: Annotated[str, f"of the layers, repeated in turn: {', '.join(MIXERS)}"]
+    convolution: Annotated[
+        int, "width of a causal depthwise convolution before each mixer; 0 = none"
+    ]
     window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
     globals: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
     block: Annotated[int, "bigbird: positions of a block"]
@@ -54,7 +57,7 @@ class CausalLMConfig:
         """Checks each value, then values against each other."""
         at_least(self, 1, "num_layers", "num_heads", "width", "mlp_width", "context")
         at_least(self, 1, "window", "block", "features", "state")
-        at_least(self, 0, "num_kv_heads", "scale", "globals", "random")
+        at_least(self, 0, "num_kv_heads", "scale", "globals", "random", "convolution")
         for name in self.mixers.split(","):
             if name not in MIXERS:
                 raise ValueError(
@@ -93,6 +96,10 @@ class CausalLMConfig:
     def is_attention(self, layer: int) -> bool:
         """Whether a layer's mixer is softmax attention, under whatever mask."""
         return self.mixer(layer) in ATTENTION
+
+    def is_convolved(self, layer: int) -> bool:
+        """Whether a layer convolves what its mixer reads; 'zero' reads nothing."""
+        return self.convolution > 0 and self.mixer(layer) != "zero"
 
     @property
     def head_width(self) -> int:

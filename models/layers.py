@@ -1,7 +1,8 @@
-"""The layers around attention: projections, the MLP, embeddings.
+"""The layers around attention: projections, the MLP, embeddings, a convolution.
 
-projection   y = x W + b
-MLP          y = W₂ gelu(W₁ x)              Hendrycks and Gimpel, 2016
+projection    y = x W + b
+MLP           y = W₂ gelu(W₁ x)               Hendrycks and Gimpel, 2016
+convolution   yₜ = Σ_w kernel_w x_{t-W+1+w}   Arora et al., 2023, arXiv:2312.04927
 """
 
 import math
@@ -12,7 +13,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import dtypes
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import convolution
 
 
 def kernel_inits(
@@ -141,6 +144,44 @@ class MLP(nn.Module):
             dtype=self.dtype,
             name="down",
         )(nn.gelu(h))
+
+
+class ShortConvolution(nn.Module):
+    """Mixes each channel of a token with those of the few tokens before it.
+
+    Attributes:
+      width: W, tokens that one sees, itself included.
+      decode: keep the last tokens in the 'cache' collection, and continue from them.
+    """
+
+    width: int
+    decode: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T E"]:
+        """Convolves real tokens, whose neighbours are real ones; padding becomes 0."""
+        batch, _, channels = x.shape
+        shape = self.width, channels
+        kernel = self.param("kernel", _first_pass_through, shape, jnp.float32)
+        before, keep = carried(
+            self,
+            "tokens",
+            lambda: jnp.zeros_like(x, shape=(batch, self.width - 1, channels)),
+        )
+        last, y = convolution.depthwise(x, kernel, token_mask=token_mask, state=before)
+        keep(last)
+        return y
+
+
+def _first_pass_through(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """A kernel that leaves tokens nearly as they are."""
+    noise = nn.initializers.normal(shape[0] ** -0.5)(rng, shape, dtype)
+    return noise.at[-1].add(1)
 
 
 class Embedding(nn.Module):

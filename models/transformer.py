@@ -1,9 +1,11 @@
 """A decoder-only language model: pre-norm blocks over one residual stream.
 
     x ← embed(tokens)
-    x ← x + mixer(norm(x))            every block; attention, unless configured
+    x ← x + mixer(conv(norm(x)))      every block; attention, unless configured
     x ← x + mlp(norm(x))
     logits = norm(x) · embeddingᵀ
+
+conv, a short causal convolution of each channel, is there only if configured.
 
 Radford et al., 2019 (GPT-2) for the shape; Xiong et al., 2020, arXiv:2002.04745 for
 norms before the layers; Press and Wolf, 2017, arXiv:1608.05859 for tied embeddings;
@@ -35,6 +37,8 @@ class Block(nn.Module):
         config = self.config
         kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
         self.mixer_norm = nn.RMSNorm(dtype=config.dtype)
+        if config.is_convolved(self.layer):
+            self.mixer_conv = layers.ShortConvolution(config.convolution)
         self.mixer = mixers.make(config, self.layer)
         self.mlp_norm = nn.RMSNorm(dtype=config.dtype)
         self.mlp = layers.MLP(
@@ -57,8 +61,11 @@ class Block(nn.Module):
         sow_weights: bool,
     ) -> Float[Array, "B T E"]:
         """Adds both layers' outputs to the residual stream."""
+        h = self.mixer_norm(x)
+        if self.config.is_convolved(self.layer):
+            h = self.mixer_conv(h, token_mask=token_mask)
         h = self.mixer(
-            self.mixer_norm(x),
+            h,
             deterministic=deterministic,
             token_mask=token_mask,
             token_positions=token_positions,
@@ -96,8 +103,14 @@ class CausalLM(nn.Module):
             self.unembedding = layers.Embedding(self.vocab_size, config.width, init)
 
     def masks(self) -> tuple[masks.Mask, ...]:
-        """Which tokens each block may look at, as its mixer declares."""
-        return tuple(mixers.mask(self.config, i) for i in range(self.config.num_layers))
+        """Which tokens each layer may look at: a convolution, then its mixer."""
+        config = self.config
+        found: list[masks.Mask] = []
+        for i in range(config.num_layers):
+            if config.is_convolved(i):
+                found.append(masks.sliding_window(config.convolution))
+            found.append(mixers.mask(config, i))
+        return tuple(found)
 
     def __call__(
         self,

@@ -192,6 +192,7 @@ CONFIG = config.CausalLMConfig(
     context=T,
     positions="rotary",
     mixers="softmax",
+    convolution=0,
     window=4,
     globals=1,
     block=2,

@@ -20,6 +20,7 @@ SMALL = config.CausalLMConfig(
     context=T,
     positions="rotary",
     mixers="softmax",
+    convolution=0,
     window=3,
     globals=1,
     block=4,
