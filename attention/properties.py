@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, PRNGKeyArray, Shaped
 
-from attention import edits, equivalence, leaks, movements, probes, search
+from attention import edits, equivalence, hull, leaks, movements, probes, search
 
 LeakError = leaks.LeakError
 assert_equivalent = equivalence.assert_equivalent
+assert_in_hull = hull.assert_in_hull
 
 # Edits of tokens that `assert_causal` makes, about.
 _EDITS = 10_000

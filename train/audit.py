@@ -18,8 +18,13 @@ anyone's trainer by the learning proof:
 It maps tokens int [B T] to logits [B T V], or vectors float32 [B T E] to [B T ...].
 --replay=FILE.npz asks it again about a leak that an earlier audit wrote.
 
-Both write figures/dependency.png and the verdict into report.json. Exit status: 0
-causal; 1 not, or not verified; 2 unusable arguments, workdir or callable.
+Every mechanism of this codebase, into docs/mechanisms.md:
+
+    python -m train.audit --all
+
+The first two write figures/dependency.png and the verdict into report.json. Exit
+status: 0 causal (--all: everything is as declared); 1 not, or not verified; 2 unusable
+arguments, workdir or callable.
 """
 
 import contextlib
@@ -43,6 +48,9 @@ from train import (
     foreign,
     loop,
     loss,
+    mechanism_costs,
+    mechanism_page,
+    mechanisms,
     replay,
     stranger,
     targets,
@@ -66,6 +74,12 @@ def define_flags(values: flags.FlagValues) -> None:
         None,
         "folder of a run of train.main; with --target, the folder for what is found "
         f"({_WORKDIR} if not given)",
+    )
+    flags.DEFINE_bool(
+        "all",
+        False,
+        "examine every mechanism and write docs/mechanisms.md",
+        flag_values=values,
     )
     text(
         "target", None, "package.module:callable to be audited; the flags below need it"
@@ -100,9 +114,30 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and audits what they name."""
+    if values.all:
+        return _audit_all(values)
     if not values.target:
         return _audit_run(values)
     return _audit_target(values) if values.replay is None else _replay(values)
+
+
+def _audit_all(values: flags.FlagValues) -> int:
+    """Every mechanism, and what it costs."""
+    _refuse_flags(values, but=("all",), why="does not go with --all")
+    rows, contradictions = {}, []
+    for name in mechanisms.DECLARED:
+        cells = mechanisms.examine(name)
+        rows[name] = mechanism_page.row(name, cells, mechanism_costs.costs(name))
+        print(rows[name], flush=True)
+        contradictions += [
+            f"{name}: {label}: {cell.declared} was declared, but {cell.contradiction}"
+            for label, cell in cells.items()
+            if cell.contradiction
+        ]
+    with cli.usage_errors():
+        workdir.write(mechanism_page.DOCUMENT, mechanism_page.page(rows))
+    print(*contradictions, f"wrote {mechanism_page.DOCUMENT}", sep="\n")
+    return 1 if contradictions else 0
 
 
 def _audit_run(values: flags.FlagValues) -> int:

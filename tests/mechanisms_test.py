@@ -1,0 +1,89 @@
+"""The table of mechanisms: all is as declared, and docs/mechanisms.md is current."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from models import config
+from train import mechanism_costs, mechanism_page, mechanism_subjects, mechanisms
+
+NAMES = tuple(mechanisms.DECLARED)
+PAGE = mechanism_page.DOCUMENT.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_declared_and_as_documented(name):
+    """Every property is tried, what must fail too; the costs are counted anew."""
+    cells = mechanisms.examine(name)
+    assert not {k: cell for k, cell in cells.items() if cell.contradiction}
+    row = mechanism_page.row(name, cells, mechanism_costs.costs(name))
+    assert row in PAGE.splitlines()
+
+
+def test_the_page_has_these_rows_and_no_others():
+    # The legend, of two cells, names some columns as rows are named.
+    rows = {x.split(" | ")[0][2:]: x for x in PAGE.splitlines() if x.count(" | ") > 2}
+    del rows["mechanism"], rows["---"]
+    assert tuple(rows) == NAMES
+    assert mechanism_page.page(rows) == PAGE
+
+
+def test_every_mixer_and_every_property_is_declared():
+    assert set(config.MIXERS) <= set(NAMES)
+    assert tuple(mechanism_subjects.SUBJECTS) == NAMES
+    for name in NAMES:
+        assert len(mechanisms.DECLARED[name].split()) == len(mechanisms.PROPERTIES)
+
+
+@pytest.mark.parametrize(
+    "label", ["causal", "padding", "batch", "permutation", "hull", "softmax", "loop"]
+)
+def test_a_false_declaration_is_contradicted(label, monkeypatch):
+    """Of linear attention, or of another that has the property."""
+    name = "linear, both ways"
+    was = mechanisms.declared(name)[label]
+    letter = "f" if was == mechanisms.HOLDS else "h"
+    letters = [letter if k == label else "-" for k in mechanisms.PROPERTIES]
+    monkeypatch.setattr(mechanisms, "DECLARED", {name: " ".join(letters)})
+    cells = mechanisms.examine(name)
+    assert cells[label].contradiction
+    broken = mechanism_page.row(name, cells, mechanism_costs.Costs(0, None, None, None))
+    assert broken.count("BROKEN") == 1
+
+
+def test_a_wrong_form_is_noticed():
+    subject = mechanisms._examined("retention")
+    core = subject.core
+    wrong = dict(core.forms) | {"quadratic": lambda v: 1.001 * core.loop(v)}
+    subject = subject._replace(core=core._replace(forms=wrong))
+    with pytest.raises(AssertionError, match="form quadratic"):
+        mechanisms._loop(subject)
+
+
+def test_a_state_that_is_forgotten_is_noticed():
+    subject = mechanisms._examined("retention")
+
+    class Forgetful:
+        init = staticmethod(subject.layer.stream.init)
+
+        @staticmethod
+        def apply(variables, x, **options):
+            y, _ = subject.layer.stream.apply(variables, x, **options)
+            return y, {"cache": variables["cache"]}
+
+    layer = subject.layer._replace(stream=Forgetful)
+    with pytest.raises(AssertionError, match="in pieces of"):
+        mechanisms._streaming(subject._replace(layer=layer))
+
+
+def test_the_layer_is_that_of_the_default_model():
+    """Sizes are said once more in train/, which may not read configs/."""
+    from configs import tiny_lm
+
+    model = tiny_lm.get_config().model
+    for field in dataclasses.fields(mechanism_costs.LAYER):
+        name = field.name
+        if name not in ("mlp_width", "positions", "implementation"):
+            found = getattr(mechanism_costs.LAYER, name)
+            assert np.array_equal(found, model[name]), name
