@@ -13,6 +13,7 @@ from tests import (
     mutations_of_attention,
     mutations_of_flash,
     mutations_of_masks,
+    mutations_of_mechanisms,
     mutations_of_modules,
     mutations_of_probes,
 )
@@ -55,6 +56,7 @@ _ROOMS: tuple[Mapping[str, tuple[tuple[str, ...], ...]], ...] = (
     mutations_of_flash.ROWS,
     mutations_of_arguments.ROWS,
     mutations_of_masks.ROWS,
+    mutations_of_mechanisms.ROWS,
     mutations_of_modules.ROWS,
     mutations_of_probes.ROWS,
 )
