@@ -19,6 +19,9 @@ from train import dependency_figure, evaluation, learning, loop, loss, proofs
 
 # Rows of text on which edits and gradients are examined.
 ROWS = 2
+# Bits per byte: the best compressors need more than twice as many for English, and a
+# model that needs fewer has most likely seen its targets.
+IMPLAUSIBLE = 0.3
 
 
 def prove(
@@ -94,6 +97,28 @@ def _learning(
         fresh_rows=config.audit.eval_sequences,
         rng=data_rng,
     )
+
+
+def alarm(bits_per_byte: float, trigram: float) -> list[proofs.Proof]:
+    """A loss that is too good for text, as a proof that failed; else nothing.
+
+    Args:
+      bits_per_byte: of the model, on the validation split.
+      trigram: of the trigram baseline; below 1 the text repeats itself, and a low loss
+        is no surprise.
+    """
+    if bits_per_byte >= IMPLAUSIBLE or trigram < 1:
+        return []
+    return [
+        proofs.Proof(
+            name="loss",
+            result="leak",
+            reason=f"{bits_per_byte:.3g} bits per byte are fewer than text has "
+            f"(trigrams need {trigram:.3g}): the targets are seen",
+            figures={"bits_per_byte": bits_per_byte, "trigram": trigram},
+            arrays={},
+        )
+    ]
 
 
 def passed(found: list[proofs.Proof]) -> bool:

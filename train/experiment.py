@@ -120,6 +120,9 @@ def run(
         _draw_attention(path, model, state.params, corpus)
     print("verifying causality: edits, gradients, learning ...", flush=True)
     found = causality.prove(model, state.params, corpus.validation, config, audit_rng)
+    found += causality.alarm(
+        *(_bits_per_byte(x, corpus) for x in (val_loss, found_baselines["trigram"]))
+    )
     causality.draw(path / workdir.FIGURES, found)
     workdir.update_report(
         path,
