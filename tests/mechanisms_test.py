@@ -8,7 +8,8 @@ import pytest
 from models import config
 from train import mechanism_costs, mechanism_page, mechanism_subjects, mechanisms
 
-NAMES = tuple(mechanisms.DECLARED)
+SUBJECTS = mechanism_subjects.SUBJECTS
+NAMES = tuple(SUBJECTS)
 PAGE = mechanism_page.DOCUMENT.read_text(encoding="utf-8")
 
 
@@ -31,9 +32,8 @@ def test_the_page_has_these_rows_and_no_others():
 
 def test_every_mixer_and_every_property_is_declared():
     assert set(config.MIXERS) <= set(NAMES)
-    assert tuple(mechanism_subjects.SUBJECTS) == NAMES
-    for name in NAMES:
-        assert len(mechanisms.DECLARED[name].split()) == len(mechanisms.PROPERTIES)
+    for subject in SUBJECTS.values():
+        assert len(subject.declared.split()) == len(mechanisms.PROPERTIES)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,8 @@ def test_a_false_declaration_is_contradicted(label, monkeypatch):
     was = mechanisms.declared(name)[label]
     letter = "f" if was == mechanisms.HOLDS else "h"
     letters = [letter if k == label else "-" for k in mechanisms.PROPERTIES]
-    monkeypatch.setattr(mechanisms, "DECLARED", {name: " ".join(letters)})
+    false = {name: SUBJECTS[name]._replace(declared=" ".join(letters))}
+    monkeypatch.setattr(mechanism_subjects, "SUBJECTS", false)
     cells = mechanisms.examine(name)
     assert cells[label].contradiction
     broken = mechanism_page.row(name, cells, mechanism_costs.Costs(0, None, None, None))

@@ -50,6 +50,7 @@ from train import (
     loss,
     mechanism_costs,
     mechanism_page,
+    mechanism_subjects,
     mechanisms,
     replay,
     stranger,
@@ -125,7 +126,7 @@ def _audit_all(values: flags.FlagValues) -> int:
     """Every mechanism, and what it costs."""
     _refuse_flags(values, but=("all",), why="does not go with --all")
     rows, contradictions = {}, []
-    for name in mechanisms.DECLARED:
+    for name in mechanism_subjects.SUBJECTS:
         cells = mechanisms.examine(name)
         rows[name] = mechanism_page.row(name, cells, mechanism_costs.costs(name))
         print(rows[name], flush=True)

@@ -14,16 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from models import mixers
-from train import bench_runner, mechanism_subjects, operations
+from train import bench_runner, mechanism_cores, mechanism_subjects, operations
 
 # Long enough for many blocks; narrow, so that what grows with T is not hidden.
 LENGTH = 4096
 GROWTH = dataclasses.replace(
-    mechanism_subjects.SMALL, width=32, context=2 * LENGTH, window=256, block=128
+    mechanism_cores.SMALL, width=32, context=2 * LENGTH, window=256, block=128
 )
 # The language model's sizes (configs/tiny_lm.py), of one layer.
 LAYER = dataclasses.replace(
-    mechanism_subjects.SMALL,
+    mechanism_cores.SMALL,
     num_layers=4,
     num_heads=4,
     width=128,

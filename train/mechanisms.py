@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from attention import equivalence, properties
-from train import mechanism_subjects
+from train import mechanism_cores, mechanism_subjects
 
-B, T = mechanism_subjects.B, mechanism_subjects.T
+B, T = mechanism_cores.B, mechanism_cores.T
 HOLDS, MUST_FAIL, NOT_APPLICABLE = "holds", "must fail", "not applicable"
 _WORDS = types.MappingProxyType({"h": HOLDS, "f": MUST_FAIL, "-": NOT_APPLICABLE})
 # Of the largest value, as for the forms of a recurrence in float32.
@@ -29,12 +29,12 @@ class Examined(NamedTuple):
     layer: mechanism_subjects.Layer
     params: Any
     fn: Callable[[Any, Any], Any]  # (x, token_mask) to y, compiled
-    core: mechanism_subjects.Core | None
+    core: mechanism_cores.Core | None
 
 
 def _examined(name: str) -> Examined:
     subject = mechanism_subjects.SUBJECTS[name]
-    layer = subject.layer(mechanism_subjects.SMALL, T)
+    layer = subject.layer(mechanism_cores.SMALL, T)
     rng = np.random.default_rng(1)
     # Not small: what passes a nonlinearity unnoticed shows nothing.
     params = jax.tree.map(
@@ -44,7 +44,7 @@ def _examined(name: str) -> Examined:
     return Examined(layer, params, fn, subject.core and subject.core())
 
 
-X = mechanism_subjects.normal(B, T, mechanism_subjects.SMALL.width, seed=5)
+X = mechanism_cores.normal(B, T, mechanism_cores.SMALL.width, seed=5)
 _LENGTHS = np.array([T, T - 3])
 
 
@@ -105,7 +105,7 @@ def _softmax(subject: Examined) -> None:
     assert core is not None and core.softmax is not None
     query, key, value = (
         np.asarray(x, np.float64)
-        for x in (mechanism_subjects.QUERY, mechanism_subjects.KEY, core.values)
+        for x in (mechanism_cores.QUERY, mechanism_cores.KEY, core.values)
     )
     scores = np.einsum("btnh,bsnh->bnts", query, key) / query.shape[-1] ** 0.5
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -136,28 +136,6 @@ PROPERTIES: Mapping[str, Callable[[Examined], None]] = types.MappingProxyType(
         "loop": _loop,
     }
 )
-# What each row declares, in the order of PROPERTIES: h holds, f must fail, - does not
-# apply.
-DECLARED: Mapping[str, str] = types.MappingProxyType(
-    {
-        "softmax": "h h h f h - h -",
-        "window": "h h h f h - h -",
-        "longformer": "h h h f h - h -",
-        "bigbird": "h h h f h - h -",
-        "linear": "h h h f h h f h",
-        "performer": "h h h f h h f h",
-        "retention": "h h h f f h f h",
-        "rwkv": "h h h f h h - h",
-        "rwkv6": "h h h f f h f h",
-        "mamba": "h h h f f h - h",
-        "gru": "h h h f - h - h",
-        "zero": "h h h h - - - -",
-        "softmax, both ways": "f h h h h - h -",
-        "linear, both ways": "f h h h h - f h",
-        "linformer": "f h h f f - h -",
-        "additive": "f h h h h - f h",
-    }
-)
 
 
 class Cell(NamedTuple):
@@ -169,7 +147,8 @@ class Cell(NamedTuple):
 
 def declared(name: str) -> dict[str, str]:
     """Property to 'holds', 'must fail' or 'not applicable'."""
-    words = [_WORDS[letter] for letter in DECLARED[name].split()]
+    letters = mechanism_subjects.SUBJECTS[name].declared.split()
+    words = [_WORDS[letter] for letter in letters]
     return dict(zip(PROPERTIES, words, strict=True))
 
 
