@@ -76,9 +76,13 @@ def begin(
         raise ValueError(f"{len(seeds)} seeds do not go with {len(rates)} rates")
     transformation = optimizer.make(optimizer_config, steps)
 
+    # One by one: orthogonal initializers under vmap are a batch of QR decompositions,
+    # whose threads may wait for each other for ever (jaxlib 0.10, CPU).
     @jax.jit
-    @jax.vmap
-    def init(seed: Array, factor: Array) -> Runs:
+    def init(seeds: Array, factors: Array) -> Runs:
+        return jax.lax.map(lambda own: one(*own), (seeds, factors))
+
+    def one(seed: Array, factor: Array) -> Runs:
         init_rng, rng = jax.random.split(jax.random.key(seed))
         tokens = jnp.zeros((1, context), jnp.int32)
         params = model.init(init_rng, tokens, deterministic=True)["params"]
