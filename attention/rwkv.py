@@ -13,7 +13,7 @@ overflow nor vanish (appendix D). `rwkv6` is the successor with matrices for sta
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,12 @@ class State(NamedTuple):
     peak: Float[Array, "*B E"]
 
 
-Form = Callable[[Array, Array, Array, Array, State], tuple[State, Array]]
+# Key, value, which tokens are real.
+Tokens = tuple[Array, Array, Array]
+# (*tokens, log decay, bonus, state) to (state, outputs).
+Form = Callable[[Array, Array, Array, Array, Array, State], tuple[State, Array]]
+
+CHUNK = 64  # tokens
 
 
 def empty(*shape: int, dtype: jnp.dtype) -> State:
@@ -93,21 +98,31 @@ def _mean(state: State) -> Float[Array, "*B E"]:
 def _recurrent(
     key: Float[Array, "T E"],
     value: Float[Array, "T E"],
-    log_decay: Float[Array, "T E"],
+    real: Bool[Array, "T"],
+    log_decay: Float[Array, "E"],
     bonus: Float[Array, "E"],
     state: State,
 ) -> tuple[State, Float[Array, "T E"]]:
-    def one(state: State, token: tuple[Array, Array, Array]) -> tuple[State, Array]:
-        key, value, log_decay = token
-        return step(state, key, value, log_decay, bonus)
+    def one(state: State, token: Tokens) -> tuple[State, Array]:
+        key, value, real = token
+        # Where a chunk is filled up, no key is -inf yet.
+        key = jnp.where(real, key, -jnp.inf)
+        return step(state, key, value, jnp.where(real, log_decay, 0), bonus)
 
-    return lax.scan(one, state, (key, value, log_decay))
+    def several(state: State, tokens: Tokens) -> tuple[State, Array]:
+        return lax.scan(one, state, tokens)
+
+    tokens = key, value, real
+    if len(key) <= CHUNK:
+        return several(state, tokens)
+    return recurrence.in_chunks(several, state, tokens, size=CHUNK)
 
 
 def _associative(
     key: Float[Array, "T E"],
     value: Float[Array, "T E"],
-    log_decay: Float[Array, "T E"],
+    real: Bool[Array, "T"],
+    log_decay: Float[Array, "E"],
     bonus: Float[Array, "E"],
     state: State,
 ) -> tuple[State, Float[Array, "T E"]]:
@@ -115,19 +130,20 @@ def _associative(
         (decay, sums), (later_decay, later_sums) = first, second
         return decay + later_decay, _then(sums, later_decay, later_sums)
 
-    steps = _with_state(key, value, log_decay, state)
+    steps = _with_state(key, value, real, log_decay, state)
     return _read(lax.associative_scan(compose, steps)[1], key, value, bonus)
 
 
 def _quadratic(
     key: Float[Array, "T E"],
     value: Float[Array, "T E"],
-    log_decay: Float[Array, "T E"],
+    real: Bool[Array, "T"],
+    log_decay: Float[Array, "E"],
     bonus: Float[Array, "E"],
     state: State,
 ) -> tuple[State, Float[Array, "T E"]]:
-    log_decay, sums = _with_state(key, value, log_decay, state)
-    scores = recurrence.segment_sums(log_decay) + sums.peak[None]
+    log_decays, sums = _with_state(key, value, real, log_decay, state)
+    scores = recurrence.segment_sums(log_decays) + sums.peak[None]
     peak = lax.stop_gradient(jnp.max(scores, axis=1))
     finite = jnp.where(peak == -jnp.inf, 0, peak)
     weights = jnp.exp(scores - finite[:, None])
@@ -139,7 +155,8 @@ def _quadratic(
 def _with_state(
     key: Float[Array, "T E"],
     value: Float[Array, "T E"],
-    log_decay: Float[Array, "T E"],
+    real: Bool[Array, "T"],
+    log_decay: Float[Array, "E"],
     state: State,
 ) -> tuple[Float[Array, "1+T E"], State]:
     """Decays and sums of the tokens alone, after those of the state."""
@@ -147,7 +164,8 @@ def _with_state(
     def after(first: Array, rest: Array) -> Array:
         return jnp.concatenate([first[None], rest])
 
-    return after(jnp.zeros_like(state.peak), log_decay), jax.tree.map(
+    log_decays = jnp.where(real[:, None], log_decay[None], 0)
+    return after(jnp.zeros_like(state.peak), log_decays), jax.tree.map(
         after, state, _token(key, value)
     )
 
@@ -188,7 +206,8 @@ def wkv(
       bonus: u.
       token_mask: True = real. Padding has no weight and takes no step.
       state: of the tokens before, [B E]; None: none.
-      form: a key of FORMS: 'recurrent', step by step, the fastest on a CPU;
+      form: a key of FORMS: 'recurrent', step by step, with few states kept for the
+        derivative, the fastest on a CPU;
         'associative', a tree of log T levels; 'quadratic', with every weight [T T E].
 
     Returns:
@@ -204,7 +223,7 @@ def wkv(
     if value.ndim != 3:
         raise ValueError(f"value must be [B T E], got {list(value.shape)}")
     recurrence.check_shape("key", key, value.shape)
-    batch, _, channels = value.shape
+    batch, length, channels = value.shape
     dtype = numerics.accumulation_dtype(value.dtype)
     log_decay, bonus = jnp.asarray(log_decay, dtype), jnp.asarray(bonus, dtype)
     recurrence.check_shape("log_decay", log_decay, (channels,))
@@ -215,12 +234,27 @@ def wkv(
     for name, x in state._asdict().items():
         recurrence.check_shape(f"state.{name}", x, (batch, channels))
     run = recurrence.chosen(FORMS, form)
-    decays = jnp.broadcast_to(log_decay[None, None], value.shape)
-    state, outputs = jax.vmap(run, in_axes=(0, 0, 0, None, 0))(
+    real = jnp.ones((batch, length), bool)
+    tokens = (
         recurrence.only_real(key.astype(dtype), token_mask, -jnp.inf),
         recurrence.only_real(value.astype(dtype), token_mask, 0),
-        recurrence.only_real(decays, token_mask, 0),
-        bonus,
-        state,
+        recurrence.only_real(real, token_mask, False),
     )
+
+    def row(tokens: Tokens, state: State) -> tuple[State, Array]:
+        return run(*tokens, log_decay, bonus, state)
+
+    # XLA copies the arrays whose axes `jax.vmap` moves, even an axis of one row.
+    over_rows = _one_row if batch == 1 else jax.vmap
+    state, outputs = over_rows(row)(tokens, state)
     return state, recurrence.only_real(outputs, token_mask, 0).astype(value.dtype)
+
+
+def _one_row(f: Callable[..., Any]) -> Callable[..., Any]:
+    """What `jax.vmap` does, for a batch of one."""
+
+    def row(*arrays: Any) -> Any:
+        output = f(*jax.tree.map(lambda x: x[0], arrays))
+        return jax.tree.map(lambda x: x[None], output)
+
+    return row

@@ -67,6 +67,21 @@ def test_continues_from_every_state(form, splits):
     recurrences.assert_streams(run, [key, value], splits)
 
 
+def test_chunks_are_one_sequence(monkeypatch):
+    """Of two tokens each, the last one filled up: state, output and gradients."""
+    key, value, log_decay, bonus = arrays()
+
+    def run(*inputs):
+        state, output = rwkv.wkv(*inputs)
+        return jnp.sum(jnp.sin(output)), (state, output)
+
+    gradient = jax.grad(run, argnums=(0, 1, 2, 3), has_aux=True)
+    wanted = jax.jit(gradient)(key, value, log_decay, bonus)
+    monkeypatch.setattr(rwkv, "CHUNK", 2)
+    found = jax.jit(lambda *inputs: gradient(*inputs))(key, value, log_decay, bonus)
+    jax.tree.map(lambda x, y: recurrences.assert_close(x, y, 1e-5), found, wanted)
+
+
 def test_gradients_pass_through_the_state():
     key, value, log_decay, bonus = arrays()
 
