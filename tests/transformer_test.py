@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import config, mixers, transformer
+from attention import properties
+from models import config, layers, mixers, transformer
 
 V, T = 11, 12
 SMALL = config.CausalLMConfig(
@@ -179,6 +180,60 @@ def test_the_declared_mask_is_the_one_in_force(mixer):
         axis=(0, 2),
     )
     np.testing.assert_array_equal(moved, declared[:, 5])
+
+
+def test_convolutions_widen_what_a_window_sees():
+    """Two layers of 2 + 1 tokens back; 'zero' mixes nothing, convolved or not."""
+    model, variables = make(
+        mixers="window,zero,window",
+        num_layers=3,
+        convolution=3,
+        window=2,
+        positions="none",
+    )
+    itself = declared = np.eye(T, dtype=bool)
+    for mask in model.masks():
+        declared = (np.asarray(mask.materialize(T, T)[0, 0]) | itself) @ declared
+    distance = np.arange(T)[:, None] - np.arange(T)
+    np.testing.assert_array_equal(declared, (distance >= 0) & (distance <= 6))
+    found = properties.dependency_matrix(
+        functools.partial(
+            model.apply,
+            variables,
+            deterministic=True,
+            method=transformer.CausalLM.from_embeddings,
+        ),
+        np.random.default_rng(2).normal(size=(2, T, SMALL.width)).astype(np.float32),
+    )
+    np.testing.assert_array_equal(found, declared)
+
+
+def test_a_convolution_skips_padding():
+    model, variables = make(convolution=4)
+    real = np.arange(8) >= 3
+    prompt = TOKENS[:, :5]
+    padded = np.pad(prompt, ((0, 0), (3, 0)), constant_values=7)
+    found = logits(model, variables, padded, token_mask=np.stack([real, real]))
+    wanted = logits(model, variables, prompt)
+    np.testing.assert_allclose(found[:, 3:], wanted, atol=1e-5)
+
+
+def test_a_convolution_begins_as_little_and_continues_from_its_state():
+    module = layers.ShortConvolution(3, decode=True)
+    x = np.random.default_rng(3).normal(size=(2, 6, 400)).astype(np.float32)
+    variables = module.init(jax.random.key(0), x)
+    kernel = np.asarray(variables["params"]["kernel"])
+    # The present token passes through, beside noise of 1 / sqrt(3).
+    np.testing.assert_allclose(kernel.mean(axis=1), [0, 0, 1], atol=0.1)
+    np.testing.assert_allclose(kernel.std(axis=1), 3**-0.5, atol=0.1)
+    line = np.concatenate([np.zeros((2, 2, 400)), x], axis=1)
+    wanted = sum(kernel[w] * line[:, w : w + 6] for w in range(3))
+    pieces = []
+    for piece in np.split(x, [1, 4], axis=1):
+        y, cache = module.apply(variables, piece, mutable=["cache"])
+        variables = variables | cache
+        pieces.append(y)
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1), wanted, atol=1e-5)
 
 
 def test_grouped_heads_and_untied_embeddings_have_their_parameters():
