@@ -1,9 +1,10 @@
-"""Measures attention, or a training step, beside whatever else is installed.
+"""Measures attention, mixers or a training step, beside whatever else is installed.
 
     python -m train.benchmark --preset=cpu
     python -m train.benchmark --preset=smoke --target=package.module:callable
     python -m train.benchmark --compare a/results.json b/results.json
     python -m train.benchmark --what=train_step --config=configs/shakespeare_char.py
+    python -m train.benchmark --what=mixers --workdir=runs/bench_mixers
 
 --what=attention: implementations x lengths x dtypes x {jit, eager} x {forward,
 forward+backward}, and a sweep over the number of heads at fixed width. All take turns
@@ -19,6 +20,9 @@ them. A picture for each dtype, and the arrays behind it, lie in WORKDIR/figures
 
 --what=train_step: milliseconds per step, and what the step's matrix products alone
 would take at the rate measured in the same turns.
+
+--what=mixers: how the time of mixers of linear time grows with T, and how many times as
+fast as causal flash attention they are at T = 16384, each with a verdict.
 
 Exit status: 0 measured, and all claims met; 1 a wrong result, a claim missed, or a
 target that could not be measured; 2 unusable arguments.
@@ -43,6 +47,7 @@ from train import (
     bench_attention,
     bench_claims,
     bench_machine,
+    bench_mixers,
     bench_peers,
     bench_picture,
     bench_plan,
@@ -56,7 +61,7 @@ from train import (
 
 sys.path.pop(0)
 
-WHAT = ("attention", "train_step")
+WHAT = ("attention", "train_step", "mixers")
 WORKDIR = "runs/benchmark"
 
 
@@ -151,6 +156,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     _define_attention(values)
     bench_train_step.define_flags(values)
+    bench_mixers.define_flags(values)
 
 
 def _define_attention(values: flags.FlagValues) -> None:
@@ -216,10 +222,16 @@ def main(values: flags.FlagValues) -> int:
             paths = [pathlib.Path(path) for path in values.compare]
             bench_report.compare(bench_report.console(), paths)
         return 0
-    if values.what == "train_step":
-        _refuse_flags(values, _define_attention, "--what=train_step")
-        return bench_train_step.main(values)
-    _refuse_flags(values, bench_train_step.define_flags, "--what=attention")
+    what = f"--what={values.what}"
+    if values.what != "mixers":
+        _refuse_flags(values, bench_mixers.define_flags, what)
+    if values.what != "train_step":
+        _refuse_flags(values, bench_train_step.define_flags, what)
+    if values.what != "attention":
+        shared = ("workdir",) if values.what == "mixers" else ()
+        _refuse_flags(values, _define_attention, what, but=shared)
+        own = bench_mixers if values.what == "mixers" else bench_train_step
+        return own.main(values)
     for name, value in PASSIVE_THREADS.items():
         os.environ.setdefault(name, value)
     preset = values.preset or jax.default_backend()
