@@ -1,0 +1,40 @@
+"""How far back a gradient reaches: a GRU beside attention.
+
+    python -m train.reach --config=configs/reach.py --workdir=runs/reach
+
+Cost: 471 s on two cores that four other programs used too. Expected: the gradient
+through the GRU falls by exp(-0.24) a token before training and by exp(-0.18) after it,
+halved every 3 and 4 tokens; that through attention does not fall before training, and
+after it by a power law, about k^-1.3.
+"""
+
+from ml_collections import config_dict
+
+from configs import tiny_lm
+
+
+def get_config() -> config_dict.ConfigDict:
+    """Every value of a `train.reach_config.Config`."""
+    base = tiny_lm.get_config("softmax")
+    base.model.update(num_layers=2, width=64, mlp_width=256, context=128)
+    return config_dict.ConfigDict(
+        {
+            "seed": 0,
+            "runs": 6,
+            "model": base.model,
+            "gru_mlp_width": 160,
+            "data": base.data,
+            "optimizer": base.optimizer,
+            "steps": 500,
+            "batch_size": 8,
+            "rows": 16,
+            "nearest": 1,
+            "timing": {
+                "shortest": 64,
+                "longest": 4096,
+                "width": 256,
+                "rounds": 10,
+                "seconds": 5.0,
+            },
+        }
+    )

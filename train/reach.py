@@ -1,0 +1,139 @@
+"""Why attention replaced recurrence: how far back a gradient reaches, at what cost.
+
+    python -m train.reach --config=configs/reach.py --workdir=runs/reach
+
+Two small language models, with attention and with a GRU in its place, are trained on
+the same batches, several seeds each. Before and after, the program measures the norm of
+the derivative of a layer's last output by its input k tokens earlier, exactly, and fits
+its logarithm with a line against k (exponential decay) and one against log k (power
+law), per run, with intervals over the runs. Then it times a step of one layer of each
+against the length T: the GRU takes T steps one after another, attention T² products at
+once.
+
+Left in WORKDIR: config.json, report.json, summary.md with the tables in words, and
+figures/gradients.png and figures/step_time.png, each with its arrays beside it.
+
+Exit status: 0 the study's assertions hold; 1 one does not: every run ends below the
+unigram baseline; before and after training the GRU's slope lies below attention's, the
+interval of the difference excluding 0. 2 unusable arguments.
+"""
+
+import json
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import rich.markdown
+import rich.progress
+from absl import flags
+
+from train import (
+    baselines,
+    bench_machine,
+    bench_report,
+    cli,
+    data,
+    reach_config,
+    reach_picture,
+    reach_report,
+    reach_runs,
+    workdir,
+)
+from train import config as config_lib
+
+SUMMARY = "summary.md"
+
+
+def study(
+    config: reach_config.Config, corpus: data.Corpus, path: pathlib.Path
+) -> dict[str, Any]:
+    """Trains, measures, writes what was found.
+
+    Args:
+      config: of the study.
+      corpus: text for both models.
+      path: the folder, which exists.
+
+    Returns:
+      What stands in report.json.
+    """
+    start = time.perf_counter()
+    console = bench_report.console()
+    # Seldom drawn anew: that takes time from what is measured.
+    with rich.progress.Progress(console=console, refresh_per_second=1) as progress:
+
+        def track(values: list[int], words: str) -> Iterator[int]:
+            task = progress.add_task("", total=len(values))
+            for value in values:
+                progress.update(task, description=words.format(value))
+                yield value
+                progress.advance(task)
+
+        found = {}
+        for name, model_config in config.models().items():
+            found[name] = reach_runs.measure(
+                model_config, config, corpus, track=track, words=f"training {name}"
+            )
+            mean = found[name].losses.mean()
+            console.print(f"{name}: {mean:.2f} nats per token after training")
+        times = reach_runs.step_times(config, track=track)
+    nats = baselines.nats_per_token(
+        corpus.train, corpus.validation, vocab_size=corpus.tokenizer.vocab_size
+    )
+    report = reach_report.findings(found, times, config, unigram=nats["unigram"])
+    report |= {
+        "machine": bench_machine.describe(),
+        "data": {"path": corpus.path, "sha256": corpus.sha256},
+        "seconds": time.perf_counter() - start,
+    }
+    words = reach_report.words(report)
+    workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
+    workdir.write(path / SUMMARY, words)
+    reach_picture.gradients(path / workdir.FIGURES, found, report)
+    reach_picture.step_time(path / workdir.FIGURES, report["step_time"])
+    console.print(rich.markdown.Markdown(words), soft_wrap=False)
+    return report
+
+
+def _claim(path: pathlib.Path, config: reach_config.Config) -> None:
+    """Makes the folder the study's own.
+
+    Raises:
+      ValueError: it holds something else.
+      OSError: it cannot be written.
+    """
+    text = config_lib.to_json(config)
+    own = path / workdir.CONFIG
+    if own.exists() and own.read_text() != text:
+        raise ValueError(f"workdir {str(path)!r} holds a run of another configuration")
+    path.mkdir(parents=True, exist_ok=True)
+    workdir.write(own, text)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Declares the program's flags."""
+    cli.define_config(values, reach_config.Config)
+    flags.DEFINE_string("workdir", None, "folder of the study", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> int:
+    """Parses flags, and makes the study."""
+    config = cli.read_config(values, reach_config.Config)
+    if not values.workdir:
+        raise cli.UsageError("--workdir=DIR is needed, such as --workdir=runs/reach")
+    path = pathlib.Path(values.workdir)
+    with cli.usage_errors():
+        corpus = data.load_corpus(
+            config.data.path,
+            tokenizer=config.data.tokenizer,
+            context=config.model.context,
+        )
+        reach_runs.text_rows(corpus, rows=config.rows, context=config.model.context)
+        _claim(path, config)
+    report = study(config, corpus, path)
+    return 0 if report["passed"] else 1
+
+
+if __name__ == "__main__":
+    cli.run(main, define_flags)
