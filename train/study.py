@@ -1,0 +1,174 @@
+"""Studies mixers on a task with one right answer: accuracy against state, by seeds.
+
+    python -m train.study --config=configs/recall.py --workdir=runs/recall
+
+For each mixer and width: seeds x learning rates on the validation split, then as many
+fresh seeds at the best rate on the test split, in one vmapped program. WORKDIR then
+holds
+
+    config.json           every value of the configuration
+    results.csv           a line for each run of the sweep and of the report
+    distance.csv          recall: right answers of each run at each distance
+    summary.md            what the intervals support, in words
+    report.json           the same in numbers
+    figures/              pictures, and the arrays behind them
+
+Each mixer and width is written when it is done; a rerun in the same workdir goes on
+with those that are missing. Every field of the configuration is a flag, such as
+--config.runs.steps=800.
+
+Exit status: 0 studied, and what the study asserts holds; 1 it does not; 2 unusable
+arguments or input; 130 Ctrl-C, 143 SIGTERM (both with what was finished saved).
+"""
+
+import json
+import operator
+import pathlib
+import time
+
+from absl import flags
+
+from train import (
+    bench_machine,
+    cli,
+    config,
+    study_claims,
+    study_config,
+    study_picture,
+    study_progress,
+    study_runs,
+    study_summary,
+    study_table,
+    workdir,
+)
+
+SUMMARY = "summary.md"
+_ROW, _DISTANCE = study_table.Row, study_table.DistanceRow
+
+
+def prepare(settings: study_config.StudyConfig, path: pathlib.Path) -> None:
+    """Makes the folder the study's own, or checks that it already is.
+
+    Args:
+      settings: of the study.
+      path: the workdir, made if it is missing.
+
+    Raises:
+      ValueError: the folder cannot be written, its files are damaged, or it holds
+        another study. Nothing was written then.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"workdir {str(path)!r} is not a folder")
+    file = path / workdir.CONFIG
+    if file.exists():
+        try:
+            values = json.loads(file.read_text())
+            there = config.from_dict(values, study_config.StudyConfig)
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged, or no study's: {error}") from None
+        for name in (x.path for x in config.fields(study_config.StudyConfig)):
+            old, new = map(operator.attrgetter(name), (there, settings))
+            if old != new:
+                raise ValueError(
+                    f"workdir {str(path)!r} holds another study: {name} is {old!r} "
+                    f"there and {new!r} here"
+                )
+        study_table.read(path / study_table.RESULTS, _ROW)
+        study_table.read(path / study_table.DISTANCE, _DISTANCE)
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        workdir.write(file, config.to_json(settings))
+    except OSError as error:
+        raise ValueError(
+            f"workdir {str(path)!r} cannot be written: {error.strerror}"
+        ) from None
+
+
+def study(settings: study_config.StudyConfig, path: pathlib.Path) -> bool:
+    """Runs what is missing of a study, and reports all of it.
+
+    Args:
+      settings: of the study.
+      path: a workdir that `prepare` has taken.
+
+    Returns:
+      Whether what the study asserts holds.
+    """
+    began = time.perf_counter()
+    rows = study_table.read(path / study_table.RESULTS, _ROW)
+    done = {(row.mixer, row.width) for row in rows}
+    # Distances are written first: those without results are of an interrupted run.
+    distances = [
+        row
+        for row in study_table.read(path / study_table.DISTANCE, _DISTANCE)
+        if (row.mixer, row.width) in done
+    ]
+    missing = [pair for pair in settings.combinations if pair not in done]
+    with study_progress.progress(settings, missing) as (announce, finish):
+        for mixer, width in missing:
+            own, by_distance = study_runs.run(
+                settings, mixer, width, announce=announce(mixer, width)
+            )
+            rows += own
+            distances += by_distance
+            if distances:
+                study_table.write(path / study_table.DISTANCE, distances, _DISTANCE)
+            study_table.write(path / study_table.RESULTS, rows, _ROW)
+            (point,) = study_claims.points(own)
+            finish(point)
+    return _report(settings, path, rows, distances, time.perf_counter() - began)
+
+
+def _report(
+    settings: study_config.StudyConfig,
+    path: pathlib.Path,
+    rows: list[study_table.Row],
+    distances: list[study_table.DistanceRow],
+    seconds: float,
+) -> bool:
+    """Writes, draws and prints what was found; returns whether all assertions hold."""
+    points = study_claims.points(rows)
+    comparisons = study_claims.compare(points)
+    reaches = study_claims.reaches(settings, distances)
+    checks = study_claims.checks(settings, points, reaches)
+    words = study_summary.summary(settings, points, comparisons, reaches, checks)
+    workdir.write(path / SUMMARY, words)
+    report = {
+        "passed": all(check.passed for check in checks),
+        "checks": [check.__dict__ for check in checks],
+        "points": [point.report() for point in points],
+        "comparisons": [found.report() for found in comparisons],
+        "reaches": [reach.report() for reach in reaches],
+        "seconds": seconds,
+        "machine": bench_machine.describe(),
+    }
+    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
+    workdir.write(path / workdir.REPORT, text)
+    folder = path / workdir.FIGURES
+    study_picture.accuracy(folder, settings, points)
+    if distances:
+        study_picture.distance(folder, settings, distances)
+    print(words, end="")
+    return all(check.passed for check in checks)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Declares the program's flags."""
+    cli.define_config(values, study_config.StudyConfig)
+    flags.DEFINE_string("workdir", None, "folder of the study", flag_values=values)
+
+
+def main(values: flags.FlagValues) -> int:
+    """Parses flags, and runs the study."""
+    settings = cli.read_config(values, study_config.StudyConfig)
+    if not values.workdir:
+        raise cli.UsageError("--workdir=DIR is needed, such as --workdir=runs/recall")
+    path = pathlib.Path(values.workdir)
+    with cli.usage_errors():
+        prepare(settings, path)
+    return 0 if study(settings, path) else 1
+
+
+if __name__ == "__main__":
+    cli.run(main, define_flags)

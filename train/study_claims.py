@@ -1,0 +1,228 @@
+"""What a study may say: means with intervals, differences that exclude 0, assertions.
+
+Differences are paired by seed. Each interval is wide enough for all of them to hold
+together at the usual level (Bonferroni): with m of them, each at 1 - (1 - level) / m.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from train import intervals, study_config, study_table
+
+Verdict = Literal["above", "below", "not told apart"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The report of one mixer of one width.
+
+    Attributes:
+      mixer: as in `study_table.Row`.
+      width: as in `study_table.Row`.
+      parameters: as in `study_table.Row`.
+      state: as in `study_table.Row`.
+      rate: as in `study_table.Row`.
+      steps: of each run, by seed.
+      accuracies: of each run on the test split, by seed.
+    """
+
+    mixer: str
+    width: int
+    parameters: int
+    state: int
+    rate: float
+    steps: tuple[int, ...]
+    accuracies: tuple[float, ...]
+
+    @property
+    def interval(self) -> intervals.Interval:
+        """Of the mean accuracy."""
+        return intervals.of_mean(np.array(self.accuracies))
+
+    def report(self) -> dict[str, Any]:
+        """As in report.json."""
+        return dataclasses.asdict(self) | {"interval": self.interval._asdict()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One against another: the interval of the mean difference of their accuracies."""
+
+    one: Point
+    other: Point
+    interval: intervals.Interval
+
+    @property
+    def verdict(self) -> Verdict:
+        """Where `one` stands; only an interval without 0 tells."""
+        if self.interval.low > 0:
+            return "above"
+        return "below" if self.interval.high < 0 else "not told apart"
+
+    def report(self) -> dict[str, Any]:
+        """As in report.json."""
+        return {
+            "one": [self.one.mixer, self.one.width],
+            "other": [self.other.mixer, self.other.width],
+            "verdict": self.verdict,
+            "difference": self.interval._asdict(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """Accuracy of a model of windows within its reach, and beyond."""
+
+    width: int
+    within: intervals.Interval
+    beyond: intervals.Interval
+    difference: intervals.Interval
+
+    def report(self) -> dict[str, Any]:
+        """As in report.json."""
+        return {
+            "width": self.width,
+            "within": self.within._asdict(),
+            "beyond": self.beyond._asdict(),
+            "difference": self.difference._asdict(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """An assertion of the study."""
+
+    words: str
+    passed: bool
+
+
+def points(rows: Sequence[study_table.Row]) -> list[Point]:
+    """The runs of the report, joined by mixer and width, in their order."""
+    groups: dict[tuple[str, int], list[study_table.Row]] = {}
+    for row in rows:
+        if row.split == "test":
+            groups.setdefault((row.mixer, row.width), []).append(row)
+    found = []
+    for (mixer, width), own in groups.items():
+        own = sorted(own, key=lambda row: row.seed)
+        found.append(
+            Point(
+                mixer,
+                width,
+                own[0].parameters,
+                own[0].state,
+                own[0].rate,
+                tuple(row.steps for row in own),
+                tuple(row.accuracy for row in own),
+            )
+        )
+    return found
+
+
+def ranked(found: Sequence[Point], width: int) -> list[Point]:
+    """The points of a width, the highest mean first."""
+    own = [point for point in found if point.width == width]
+    return sorted(own, key=lambda point: -point.interval.mean)
+
+
+def compare(found: Sequence[Point]) -> list[Comparison]:
+    """All mixers of a width pairwise, the higher mean first; then each one's widths."""
+    pairs = [
+        pair
+        for width in dict.fromkeys(point.width for point in found)
+        for pair in itertools.combinations(ranked(found, width), 2)
+    ]
+    for mixer in dict.fromkeys(point.mixer for point in found):
+        own = sorted((x for x in found if x.mixer == mixer), key=lambda x: -x.width)
+        pairs += itertools.pairwise(own)
+    level = 1 - (1 - intervals.LEVEL) / max(len(pairs), 1)
+    return [
+        Comparison(one, other, _difference(one, other, level)) for one, other in pairs
+    ]
+
+
+def reaches(
+    settings: study_config.StudyConfig, rows: Sequence[study_table.DistanceRow]
+) -> list[Reach]:
+    """How windows recall within reach and beyond, by width; [] if nothing is there.
+
+    Args:
+      settings: of the study.
+      rows: of its recall by distance.
+    """
+    found = []
+    widths = sorted({row.width for row in rows if row.mixer == "window"})
+    # Two assertions for each width.
+    level = 1 - (1 - intervals.LEVEL) / max(2 * len(widths), 1)
+    for width in widths:
+        own = [row for row in rows if (row.mixer, row.width) == ("window", width)]
+        parts = [
+            [row for row in own if (row.distance <= settings.model.reach) == within]
+            for within in (True, False)
+        ]
+        if not all(parts):
+            continue
+        within, beyond = map(_shares, parts)
+        found.append(
+            Reach(
+                width,
+                intervals.of_mean(within, level=level),
+                intervals.of_mean(beyond, level=level),
+                intervals.of_difference(within, beyond, level=level),
+            )
+        )
+    return found
+
+
+def checks(
+    settings: study_config.StudyConfig,
+    found: Sequence[Point],
+    reached: Sequence[Reach],
+) -> list[Check]:
+    """The study's own assertions, of recall; the other tasks make none."""
+    if settings.task != "recall":
+        return []
+    goal, chance = settings.runs.goal, 1 / settings.recall.num_values
+    made = [
+        Check(
+            f"softmax of width {point.width} reaches {goal}: {point.interval}",
+            point.interval.mean >= goal,
+        )
+        for point in found
+        if point.mixer == "softmax" and point.width == settings.sizes[-1]
+    ]
+    for reach in reached:
+        made.append(
+            Check(
+                f"windows of width {reach.width} recall nothing beyond their reach: "
+                f"{reach.beyond}, chance is {chance:.3g}",
+                reach.beyond.low <= chance,
+            )
+        )
+        made.append(
+            Check(
+                f"windows of width {reach.width} recall more within it: "
+                f"{reach.within}, the difference is {reach.difference}",
+                reach.difference.low > 0,
+            )
+        )
+    return made
+
+
+def _difference(one: Point, other: Point, level: float) -> intervals.Interval:
+    accuracies = np.array(one.accuracies), np.array(other.accuracies)
+    return intervals.of_difference(*accuracies, level=level)
+
+
+def _shares(rows: Sequence[study_table.DistanceRow]) -> np.ndarray:
+    """Of all questions of each run, the share that is answered rightly."""
+    right: dict[int, int] = {}
+    asked: dict[int, int] = {}
+    for row in rows:
+        right[row.seed] = right.get(row.seed, 0) + row.right
+        asked[row.seed] = asked.get(row.seed, 0) + row.count
+    return np.array([right[seed] / asked[seed] for seed in sorted(right)])

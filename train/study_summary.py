@@ -1,0 +1,139 @@
+"""A study in words, which claim what the intervals support and nothing else."""
+
+from collections.abc import Iterable, Sequence
+
+from train import intervals, study_claims, study_config
+
+_PERCENT = f"{100 * intervals.LEVEL:g} %"
+
+
+def summary(
+    settings: study_config.StudyConfig,
+    points: Sequence[study_claims.Point],
+    comparisons: Sequence[study_claims.Comparison],
+    reaches: Sequence[study_claims.Reach],
+    checks: Sequence[study_claims.Check],
+) -> str:
+    """The text of summary.md.
+
+    Args:
+      settings: of the study.
+      points: what was reported.
+      comparisons: of `study_claims.compare`.
+      reaches: of `study_claims.reaches`.
+      checks: of `study_claims.checks`.
+    """
+    parts = [_heading(settings)]
+    for width in settings.sizes:
+        own = study_claims.ranked(points, width)
+        if own:
+            order = _list(_order(own, comparisons))
+            parts += [f"## Width {width}", _table(own), order]
+    if growth := _list(_growth(comparisons)):
+        parts += ["## From width to width", growth]
+    if reaches:
+        parts += ["## Recall against distance", _distance(settings, reaches)]
+    if checks:
+        words = {True: "holds", False: "FAILS"}
+        lines = [f"{words[check.passed]}: {check.words}" for check in checks]
+        parts += ["## What was asserted", _list(lines)]
+    parts.append(
+        f"Behind a mean stands its {_PERCENT} interval over seeds (Student). 'Above' "
+        "means that the interval of the paired difference excludes 0, at a level at "
+        f"which those of all comparisons here, {len(comparisons)}, hold together at "
+        f"{_PERCENT} (Bonferroni)."
+    )
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _heading(settings: study_config.StudyConfig) -> str:
+    runs, task = settings.runs, settings.rows_of
+    return (
+        f"# {settings.task.capitalize()}\n\n"
+        f"Rows of {task.length} tokens out of {task.vocab_size}; models of "
+        f"{_layers(settings)}, each with a convolution of width "
+        f"{settings.model.convolution}. The learning rate is the best of "
+        f"{len(runs.swept)} by {runs.seeds} seeds on the validation split; accuracies "
+        f"are of {runs.count} other seeds on the test split. A run ends at {runs.goal} "
+        f"on the validation split, or after {runs.steps} steps: who has not learned "
+        "until then might do so later."
+    )
+
+
+def _table(own: Sequence[study_claims.Point]) -> str:
+    lines = [
+        "| mixer | state | parameters | rate | accuracy | steps |",
+        "|---|---|---|---|---|---|",
+    ]
+    for point in own:
+        steps = f"{min(point.steps)} to {max(point.steps)}"
+        lines.append(
+            f"| {point.mixer} | {point.state:,} | {point.parameters:,} "
+            f"| {point.rate:.3g} | {point.interval} | {steps} |"
+        )
+    return "\n".join(lines)
+
+
+def _order(
+    own: Sequence[study_claims.Point],
+    comparisons: Sequence[study_claims.Comparison],
+) -> Iterable[str]:
+    """For each mixer, which of those with a lower mean it stands above."""
+    for point in own:
+        below = [x for x in comparisons if x.one == point and x.other in own]
+        words = _verdicts((x.verdict, x.other.mixer) for x in below)
+        if words:
+            yield f"{point.mixer}: {words}."
+
+
+def _growth(comparisons: Sequence[study_claims.Comparison]) -> Iterable[str]:
+    """For each step of width, whose accuracy it changes."""
+    steps: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for found in comparisons:
+        widths = found.other.width, found.one.width
+        if widths[0] != widths[1]:
+            own = steps.setdefault(widths, [])
+            own.append((found.verdict, found.one.mixer))
+    for (small, large), own in steps.items():
+        yield f"{large} against {small}: {_verdicts(own, after=True)}."
+
+
+def _verdicts(found: Iterable[tuple[str, str]], *, after: bool = False) -> str:
+    """Mixers by verdict: 'above x, y; not told apart from z', or 'x, y above'."""
+    names: dict[str, list[str]] = {"above": [], "below": [], "not told apart": []}
+    for verdict, mixer in found:
+        names[verdict].append(mixer)
+    parts = []
+    for verdict, own in names.items():
+        if own and after:
+            parts.append(f"{', '.join(own)} {verdict}")
+        elif own:
+            link = " from" if verdict == "not told apart" else ""
+            parts.append(f"{verdict}{link} {', '.join(own)}")
+    return "; ".join(parts)
+
+
+def _distance(
+    settings: study_config.StudyConfig, reaches: Sequence[study_claims.Reach]
+) -> str:
+    model = settings.model
+    lines = [
+        f"width {reach.width}: {reach.within} up to {model.reach} tokens from the "
+        f"pair's value to the question, {reach.beyond} beyond"
+        for reach in reaches
+    ]
+    return (
+        f"Through {_layers(settings)}, each of a convolution of width "
+        f"{model.convolution} and a window of {model.window}, a token sees "
+        f"{model.reach} tokens back. Chance is {1 / settings.recall.num_values:.3g}."
+        "\n\n" + _list(lines)
+    )
+
+
+def _layers(settings: study_config.StudyConfig) -> str:
+    count = settings.model.num_layers
+    return f"{count} layer{'s' * (count > 1)}"
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
