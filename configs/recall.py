@@ -64,7 +64,7 @@ def get_config(task: str = "recall") -> config_dict.ConfigDict:
                 "clip_norm": 1.0,
             },
             "runs": {
-                "factors": "0.3,1,3",
+                "factors": "0.3,1,3,10",
                 "seeds": 2,
                 "steps": 400,
                 "every": 50,

@@ -42,7 +42,11 @@ def words(*groups, distances=(), settings=SETTINGS):
     reaches = study_claims.reaches(settings, distances)
     checks = study_claims.checks(settings, points, reaches)
     return study_summary.summary(
-        settings, points, study_claims.compare(points), reaches, checks
+        settings,
+        points,
+        study_claims.compare(points, goal=settings.runs.goal),
+        reaches,
+        checks,
     )
 
 
@@ -50,15 +54,25 @@ def words(*groups, distances=(), settings=SETTINGS):
     ("window", "zero", "said"),
     [
         (0.9 + NOISE, 0.5 - NOISE, "- window: above zero."),
-        (0.5 + NOISE, 0.9 - NOISE, "- zero: above window."),
+        (0.5 + NOISE, 0.9 - NOISE, "- window: below zero."),
         (0.51 + NOISE, 0.5 - NOISE, "- window: not told apart from zero."),
         (np.ones(5), np.ones(5), "- window: not told apart from zero."),
+        # Runs end at the goal, 0.99: no interval of width 0 tells them apart.
+        (np.ones(5), np.full(5, 0.995), "- window: not told apart from zero."),
         # Each alone varies a lot, the paired difference does not.
         (0.5 + 20 * NOISE, 0.4 + 20 * NOISE + NOISE[::-1] / 2, "- window: above zero."),
         # One run that failed: a mean far higher, and an interval that holds 0.
         (np.ones(5), [0.1, 1, 1, 1, 1], "- window: not told apart from zero."),
     ],
-    ids=["above", "below", "overlapping", "all at 1", "paired", "one failed"],
+    ids=[
+        "above",
+        "below",
+        "overlapping",
+        "all at 1",
+        "all done",
+        "paired",
+        "one failed",
+    ],
 )
 def test_claims_what_the_interval_supports(window, zero, said):
     text = words(rows("window", window), rows("zero", zero))
@@ -74,7 +88,7 @@ def test_more_comparisons_are_more_careful():
     text = words(*close, *others)
     assert "window: above linear, rwkv, gru, mamba; not told apart from zero." in text
     points = study_claims.points([row for group in (*close, *others) for row in group])
-    assert len(study_claims.compare(points)) == 6 * 5 / 2
+    assert len(study_claims.compare(points, goal=1.0)) == 6 - 1
 
 
 def test_widths_are_compared_within_a_mixer_only():
@@ -102,13 +116,22 @@ def distance_rows(within, beyond, *, mixer="window"):
 @pytest.mark.parametrize(
     ("within", "beyond", "holds"),
     [
-        (0.9 + NOISE, 0.25 + NOISE[::-1], [True, True]),
-        (0.9 + NOISE, 0.2 + NOISE, [True, True]),
-        (0.9 + NOISE, 0.255 + NOISE, [True, True]),
+        (0.9 + NOISE, 0.25 + NOISE[::-1] / 10, [True, True]),
+        (0.9 + NOISE, 0.2 + NOISE / 10, [True, True]),
+        (0.9 + NOISE, 0.255 + NOISE / 10, [True, True]),
         (0.9 + NOISE, 0.4 + NOISE[::-1], [False, True]),
-        (0.26 + NOISE, 0.25 - NOISE, [True, False]),
+        # Wide intervals show nothing: neither that runs guess.
+        (0.9 + NOISE, [0.25, 0.25, 0.25, 0.25, 0.6], [False, True]),
+        (0.26 + NOISE, 0.25 - NOISE / 10, [True, False]),
     ],
-    ids=["a step", "below chance", "by luck above", "above chance beyond", "no step"],
+    ids=[
+        "a step",
+        "below chance",
+        "by luck above",
+        "above chance beyond",
+        "one run recalls beyond",
+        "no step",
+    ],
 )
 def test_windows_must_step_down_to_chance(within, beyond, holds):
     """Chance is 1 of 4 values."""

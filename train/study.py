@@ -76,6 +76,11 @@ def prepare(settings: study_config.StudyConfig, path: pathlib.Path) -> None:
         study_table.read(path / study_table.RESULTS, _ROW)
         study_table.read(path / study_table.DISTANCE, _DISTANCE)
         return
+    if (path / study_table.RESULTS).exists():
+        raise ValueError(
+            f"workdir {str(path)!r} holds {study_table.RESULTS} without {file.name}: "
+            "of which study?"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         workdir.write(file, config.to_json(settings))
@@ -98,12 +103,12 @@ def study(settings: study_config.StudyConfig, path: pathlib.Path) -> bool:
     began = time.perf_counter()
     rows = study_table.read(path / study_table.RESULTS, _ROW)
     done = {(row.mixer, row.width) for row in rows}
-    # Distances are written first: those without results are of an interrupted run.
-    distances = [
-        row
-        for row in study_table.read(path / study_table.DISTANCE, _DISTANCE)
-        if (row.mixer, row.width) in done
-    ]
+    distances = study_table.read(path / study_table.DISTANCE, _DISTANCE)
+    if settings.task == "recall":
+        done &= {(row.mixer, row.width) for row in distances}
+    # Of two files, an interrupted run may have left a pair in one.
+    rows = [row for row in rows if (row.mixer, row.width) in done]
+    distances = [row for row in distances if (row.mixer, row.width) in done]
     missing = [pair for pair in settings.combinations if pair not in done]
     with study_progress.progress(settings, missing) as (announce, finish):
         for mixer, width in missing:
@@ -117,7 +122,10 @@ def study(settings: study_config.StudyConfig, path: pathlib.Path) -> bool:
             study_table.write(path / study_table.RESULTS, rows, _ROW)
             (point,) = study_claims.points(own)
             finish(point)
-    return _report(settings, path, rows, distances, time.perf_counter() - began)
+    seconds = None
+    if len(missing) == len(settings.combinations):  # else it was begun earlier
+        seconds = time.perf_counter() - began
+    return _report(settings, path, rows, distances, seconds)
 
 
 def _report(
@@ -125,17 +133,18 @@ def _report(
     path: pathlib.Path,
     rows: list[study_table.Row],
     distances: list[study_table.DistanceRow],
-    seconds: float,
+    seconds: float | None,
 ) -> bool:
     """Writes, draws and prints what was found; returns whether all assertions hold."""
     points = study_claims.points(rows)
-    comparisons = study_claims.compare(points)
+    comparisons = study_claims.compare(points, goal=settings.runs.goal)
     reaches = study_claims.reaches(settings, distances)
     checks = study_claims.checks(settings, points, reaches)
     words = study_summary.summary(settings, points, comparisons, reaches, checks)
     workdir.write(path / SUMMARY, words)
     report = {
-        "passed": all(check.passed for check in checks),
+        # None: nothing was asserted.
+        "passed": all(check.passed for check in checks) if checks else None,
         "checks": [check.__dict__ for check in checks],
         "points": [point.report() for point in points],
         "comparisons": [found.report() for found in comparisons],

@@ -2,6 +2,7 @@
 
 Differences are paired by seed. Each interval is wide enough for all of them to hold
 together at the usual level (Bonferroni): with m of them, each at 1 - (1 - level) / m.
+Accuracies lie in [0, 1] and runs are few: intervals of Student are approximations.
 """
 
 import dataclasses
@@ -12,6 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from train import intervals, study_config, study_table
+
+# By how much the accuracy of a guess may exceed chance.
+MARGIN = 0.01
 
 Verdict = Literal["above", "below", "not told apart"]
 
@@ -40,8 +44,9 @@ class Point:
 
     @property
     def interval(self) -> intervals.Interval:
-        """Of the mean accuracy."""
-        return intervals.of_mean(np.array(self.accuracies))
+        """Of the mean accuracy, in [0, 1]."""
+        found = intervals.of_mean(np.array(self.accuracies))
+        return intervals.Interval(*np.clip(found, 0, 1).tolist())
 
     def report(self) -> dict[str, Any]:
         """As in report.json."""
@@ -75,7 +80,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """Accuracy of a model of windows within its reach, and beyond."""
+    """Accuracy of a model of windows: within the windows, and beyond its reach."""
 
     width: int
     within: intervals.Interval
@@ -129,26 +134,35 @@ def ranked(found: Sequence[Point], width: int) -> list[Point]:
     return sorted(own, key=lambda point: -point.interval.mean)
 
 
-def compare(found: Sequence[Point]) -> list[Comparison]:
-    """All mixers of a width pairwise, the higher mean first; then each one's widths."""
-    pairs = [
-        pair
-        for width in dict.fromkeys(point.width for point in found)
-        for pair in itertools.combinations(ranked(found, width), 2)
-    ]
+def compare(found: Sequence[Point], *, goal: float) -> list[Comparison]:
+    """The mixer that is named first against each other one; then each one's widths.
+
+    Not all pairs: the more intervals have to hold together, the wider each of them is.
+
+    Args:
+      found: what was reported.
+      goal: accuracy at which runs end.
+    """
+    pairs: list[tuple[Point, Point]] = []
+    for width in dict.fromkeys(point.width for point in found):
+        first, *others = (point for point in found if point.width == width)
+        pairs += [(first, other) for other in others]
     for mixer in dict.fromkeys(point.mixer for point in found):
         own = sorted((x for x in found if x.mixer == mixer), key=lambda x: -x.width)
         pairs += itertools.pairwise(own)
     level = 1 - (1 - intervals.LEVEL) / max(len(pairs), 1)
     return [
-        Comparison(one, other, _difference(one, other, level)) for one, other in pairs
+        Comparison(one, other, _difference(one, other, level, goal))
+        for one, other in pairs
     ]
 
 
 def reaches(
     settings: study_config.StudyConfig, rows: Sequence[study_table.DistanceRow]
 ) -> list[Reach]:
-    """How windows recall within reach and beyond, by width; [] if nothing is there.
+    """How windows recall, by width; [] where nothing is asked within, or beyond.
+
+    In between stands what the convolutions add, which a model may use or not.
 
     Args:
       settings: of the study.
@@ -161,8 +175,8 @@ def reaches(
     for width in widths:
         own = [row for row in rows if (row.mixer, row.width) == ("window", width)]
         parts = [
-            [row for row in own if (row.distance <= settings.model.reach) == within]
-            for within in (True, False)
+            [row for row in own if row.distance <= settings.model.window_reach],
+            [row for row in own if row.distance > settings.model.reach],
         ]
         if not all(parts):
             continue
@@ -183,7 +197,11 @@ def checks(
     found: Sequence[Point],
     reached: Sequence[Reach],
 ) -> list[Check]:
-    """The study's own assertions, of recall; the other tasks make none."""
+    """The study's own assertions, of recall; the other tasks make none.
+
+    What must have been learned is asserted of the largest width only: a smaller one may
+    need more steps.
+    """
     if settings.task != "recall":
         return []
     goal, chance = settings.runs.goal, 1 / settings.recall.num_values
@@ -198,23 +216,27 @@ def checks(
     for reach in reached:
         made.append(
             Check(
-                f"windows of width {reach.width} recall nothing beyond their reach: "
-                f"{reach.beyond}, chance is {chance:.3g}",
-                reach.beyond.low <= chance,
+                f"windows of width {reach.width} guess beyond their reach: "
+                f"{reach.beyond}, chance is {chance:.3g}, at most {MARGIN} more",
+                reach.beyond.high <= chance + MARGIN,
             )
         )
-        made.append(
-            Check(
-                f"windows of width {reach.width} recall more within it: "
-                f"{reach.within}, the difference is {reach.difference}",
-                reach.difference.low > 0,
+        if reach.width == settings.sizes[-1]:
+            words = f"windows of width {reach.width} recall more within"
+            made.append(
+                Check(
+                    f"{words}: {reach.within}, the difference is {reach.difference}",
+                    reach.difference.low > 0,
+                )
             )
-        )
     return made
 
 
-def _difference(one: Point, other: Point, level: float) -> intervals.Interval:
-    accuracies = np.array(one.accuracies), np.array(other.accuracies)
+def _difference(
+    one: Point, other: Point, level: float, goal: float
+) -> intervals.Interval:
+    # Runs end at the goal: what they are beyond it is chance.
+    accuracies = (np.minimum(point.accuracies, goal) for point in (one, other))
     return intervals.of_difference(*accuracies, level=level)
 
 

@@ -6,10 +6,14 @@ are reported at the rate that was chosen.
 """
 
 import dataclasses
-from typing import Annotated
+import math
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 from models import config as model_config
 from train import config, tasks
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +53,14 @@ class ModelConfig:
         )
 
     @property
+    def window_reach(self) -> int:
+        """How far back windows see through all layers, but for the convolutions."""
+        return self.num_layers * (self.window - 1)
+
+    @property
     def reach(self) -> int:
-        """How far back a model of windows sees through all its layers."""
-        tokens = max(self.convolution - 1, 0) + self.window - 1
-        return self.num_layers * tokens
+        """How far back a model of windows sees: the convolutions included."""
+        return self.window_reach + self.num_layers * max(self.convolution - 1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +83,7 @@ class RunsConfig:
         )
         if not 0 < self.goal <= 1:
             raise ValueError(f"goal must be in (0, 1], got {self.goal}")
-        if not self.swept or min(self.swept) <= 0:
+        if not all(0 < factor < math.inf for factor in self.swept):
             raise ValueError(f"factors must be positive, got {self.factors!r}")
         if self.count < 2:
             raise ValueError(
@@ -85,7 +93,7 @@ class RunsConfig:
     @property
     def swept(self) -> tuple[float, ...]:
         """The factors; raises ValueError for one that is no number."""
-        return tuple(map(float, self.factors.split(",")))
+        return _numbers("factors", self.factors, float)
 
     @property
     def count(self) -> int:
@@ -135,9 +143,17 @@ class StudyConfig:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The widths; raises ValueError for one that is no whole number."""
-        return tuple(map(int, self.widths.split(",")))
+        return _numbers("widths", self.widths, int)
 
     @property
     def combinations(self) -> tuple[tuple[str, int], ...]:
         """Mixers and widths, in the order in which they are studied."""
         return tuple((name, width) for width in self.sizes for name in self.names)
+
+
+def _numbers(name: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """Numbers with commas between; raises ValueError, naming the field, if not."""
+    try:
+        return tuple(map(kind, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{name} must be numbers with commas, got {text!r}") from None

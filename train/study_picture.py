@@ -45,7 +45,7 @@ def accuracy(
     plot.set_xlim(min(states) / 1.5, max(states) * 2)
     for mixer in dict.fromkeys(point.mixer for point in carrying):
         own = [point for point in carrying if point.mixer == mixer]
-        color = _COLORS[mixer]
+        color = _COLORS.get(mixer, figures.GREY)
         line = np.array([(point.state, point.interval.mean) for point in own])
         plot.plot(*line.T, color=color, linewidth=0.8, alpha=0.5)
         for point in own:
@@ -78,9 +78,9 @@ def accuracy(
     plot.set_xlabel("numbers carried from token to token, all layers")
     plot.set_ylabel("accuracy on the test split")
     plot.set_title(
-        f"{settings.task}: mean of {settings.runs.count} seeds, "
-        f"{100 * intervals.LEVEL:g} % intervals; widths {settings.widths}, "
-        "the largest filled",
+        f"{settings.task} within {settings.runs.steps} steps: mean of "
+        f"{settings.runs.count} seeds, {100 * intervals.LEVEL:g} % intervals; widths "
+        f"{settings.widths}, the largest filled",
         fontsize=10,
     )
     plot.spines[["top", "right"]].set_visible(False)
@@ -113,7 +113,7 @@ def distance(
     plot.axvline(model.reach, color=figures.GREY, linewidth=0.8)
     plot.annotate(
         f"{model.num_layers} × (window {model.window} + convolution "
-        f"{model.convolution} − 2) = {model.reach}",
+        f"{max(model.convolution, 1)} − 2) = {model.reach}",
         (model.reach, 1.08),
         (4, 0),
         textcoords="offset points",

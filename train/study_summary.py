@@ -1,5 +1,6 @@
 """A study in words, which claim what the intervals support and nothing else."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from train import intervals, study_claims, study_config
@@ -27,8 +28,8 @@ def summary(
     for width in settings.sizes:
         own = study_claims.ranked(points, width)
         if own:
-            order = _list(_order(own, comparisons))
-            parts += [f"## Width {width}", _table(own), order]
+            said = [*_order(own, comparisons), *_edges(settings, own)]
+            parts += [f"## Width {width}", _table(own), _list(said)]
     if growth := _list(_growth(comparisons)):
         parts += ["## From width to width", growth]
     if reaches:
@@ -38,10 +39,11 @@ def summary(
         lines = [f"{words[check.passed]}: {check.words}" for check in checks]
         parts += ["## What was asserted", _list(lines)]
     parts.append(
-        f"Behind a mean stands its {_PERCENT} interval over seeds (Student). 'Above' "
-        "means that the interval of the paired difference excludes 0, at a level at "
-        f"which those of all comparisons here, {len(comparisons)}, hold together at "
-        f"{_PERCENT} (Bonferroni)."
+        f"Behind a mean in a table stands its {_PERCENT} interval over seeds (Student; "
+        "of few accuracies between 0 and 1, an approximation). 'Above' means that the "
+        "interval of the paired difference excludes 0; those of all "
+        f"{len(comparisons)} comparisons hold together at {_PERCENT} (Bonferroni), and "
+        "so do those of recall against distance."
     )
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -78,12 +80,24 @@ def _order(
     own: Sequence[study_claims.Point],
     comparisons: Sequence[study_claims.Comparison],
 ) -> Iterable[str]:
-    """For each mixer, which of those with a lower mean it stands above."""
-    for point in own:
-        below = [x for x in comparisons if x.one == point and x.other in own]
-        words = _verdicts((x.verdict, x.other.mixer) for x in below)
-        if words:
-            yield f"{point.mixer}: {words}."
+    """Where the mixer that is named first stands, beside each other one of a width."""
+    found = [x for x in comparisons if x.one in own and x.other in own]
+    found.sort(key=lambda x: own.index(x.other))
+    if found:
+        words = _verdicts((x.verdict, x.other.mixer) for x in found)
+        yield f"{found[0].one.mixer}: {words}."
+
+
+def _edges(
+    settings: study_config.StudyConfig, own: Sequence[study_claims.Point]
+) -> Iterable[str]:
+    """Whose best rate might lie outside of those that were swept."""
+    ends = min(settings.runs.swept), max(settings.runs.swept)
+    for factor, words in zip(ends, ("least", "greatest"), strict=True):
+        rate = factor * settings.optimizer.peak_lr
+        names = [x.mixer for x in own if math.isclose(x.rate, rate, rel_tol=1e-6)]
+        if names:
+            yield f"at the {words} rate that was swept, {rate:.3g}: {', '.join(names)}."
 
 
 def _growth(comparisons: Sequence[study_claims.Comparison]) -> Iterable[str]:
@@ -118,14 +132,15 @@ def _distance(
 ) -> str:
     model = settings.model
     lines = [
-        f"width {reach.width}: {reach.within} up to {model.reach} tokens from the "
-        f"pair's value to the question, {reach.beyond} beyond"
+        f"width {reach.width}: {reach.within} up to {model.window_reach} tokens from "
+        f"the pair's value to the question, {reach.beyond} beyond {model.reach}"
         for reach in reaches
     ]
     return (
         f"Through {_layers(settings)}, each of a convolution of width "
         f"{model.convolution} and a window of {model.window}, a token sees "
-        f"{model.reach} tokens back. Chance is {1 / settings.recall.num_values:.3g}."
+        f"{model.reach} tokens back, {model.window_reach} of them through the windows. "
+        f"Chance is {1 / settings.recall.num_values:.3g}."
         "\n\n" + _list(lines)
     )
 

@@ -31,7 +31,7 @@ class Row:
       split: on which it was judged: 'validation' in the sweep, 'test' in the report.
       rate: learning rate after the warm-up.
       seed: of parameters and batches.
-      steps: updates it took to the goal, or all of them.
+      steps: it took to the goal, or all of them.
       accuracy: on the split.
     """
 

@@ -68,7 +68,7 @@ class Task(Protocol):
         """Draws one row: its tokens, and which targets count."""
 
 
-def split_rng(seed: int, split: str) -> Array:
+def split_rng(seed: int | Int[Array, ""], split: str) -> Array:
     """The key of a split.
 
     Args:
