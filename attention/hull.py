@@ -29,21 +29,21 @@ def assert_in_hull(
     Args:
       fn: maps values [B S ...] to outputs [B T ...] of as many channels.
       values: any, to see that the weights do not depend on them.
-      atol: by which a weight may be negative, a sum differ from 1, and an output from
-        the mean.
+      atol: by which a weight may be negative, and a sum differ from 1; and an output
+        from the mean, as a share of the largest value.
 
     Raises:
       AssertionError: naming a negative weight, a sum that is not 1, or an output that
         is no such mean.
     """
-    values = np.asarray(values)
+    rows = np.asarray(values)
 
     def weights(source: int) -> np.ndarray:
-        one_hot = np.zeros_like(values)
+        one_hot = np.zeros_like(rows)
         one_hot[:, source] = 1
         return np.asarray(fn(edits.like(values, one_hot)))
 
-    weight = np.stack([weights(j) for j in range(values.shape[1])])
+    weight = np.stack([weights(j) for j in range(rows.shape[1])])
     if not weight.min() >= -atol:  # NaN too
         source, row, target, *_ = np.unravel_index(np.argmin(weight), weight.shape)
         raise AssertionError(
@@ -54,5 +54,8 @@ def assert_in_hull(
     equivalence.assert_close(
         total, np.ones_like(total), "sum of the weights", atol=atol
     )
-    mean = np.einsum("sbt...,bs...->bt...", weight, values)
-    equivalence.assert_close(np.asarray(fn(values)), mean, "output", atol=atol)
+    output = np.asarray(fn(values))
+    # A function may compute in another precision than that of its values.
+    mean = np.einsum("sbt...,bs...->bt...", weight, rows).astype(output.dtype)
+    atol *= max(1.0, float(np.max(np.abs(rows))))
+    equivalence.assert_close(output, mean, "output", atol=atol)

@@ -1,5 +1,7 @@
 """properties.assert_in_hull: what is a mean of the values passes, nothing else."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +18,13 @@ def mixed(weights):
 
 def test_means_pass():
     properties.assert_in_hull(mixed(MEAN), VALUES)
+
+
+def test_functions_of_jax_in_their_own_precision():
+    """Values of 100, in float64 of NumPy and in float32 of JAX."""
+    fn = jax.jit(lambda v: jnp.einsum("ts,bsd->btd", MEAN.astype(np.float32), v))
+    properties.assert_in_hull(fn, 100 * VALUES)
+    properties.assert_in_hull(fn, jnp.asarray(100 * VALUES, jnp.float32))
 
 
 def test_each_channel_may_have_weights_of_its_own():

@@ -15,7 +15,7 @@ import jax
 
 from attention import probes
 from tests import honest, leaks, specimens
-from train import learning, targets
+from train import learning, markdown, targets
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "leak_matrix.md"
 HEAD = """# Which probe sees what
@@ -77,18 +77,20 @@ def seen_by(kinds: Mapping[str, str]) -> set[str]:
 def leak_row(name: str, kinds: Mapping[str, str]) -> str:
     """A leak as a line of the table."""
     signs = {"leak": "●", "not applicable": " "}
-    return line(name, *(signs.get(kinds[probe], "·") for probe in PROBES))
+    return markdown.line(name, *(signs.get(kinds[probe], "·") for probe in PROBES))
 
 
 def honest_row(name: str) -> str:
     """An honest model as a line of its table."""
-    return line(name, ", ".join(honest.HONEST[name].shows) or "nothing")
+    return markdown.line(name, ", ".join(honest.HONEST[name].shows) or "nothing")
 
 
 def alone_row(of_leaks: Kinds) -> str:
     """How many leaks each probe is alone to see."""
     alone = [seen_by(kinds) for kinds in of_leaks.values()]
-    return line("seen by this probe alone", *(alone.count({p}) for p in PROBES))
+    return markdown.line(
+        "seen by this probe alone", *(alone.count({p}) for p in PROBES)
+    )
 
 
 def page(of_leaks: Kinds) -> str:
@@ -97,24 +99,19 @@ def page(of_leaks: Kinds) -> str:
         f"{len(leaks.LEAKS)} planted leaks. ● the probe sees it, · it does not; "
         "a blank: the probe cannot be made.",
         "",
-        line("leak", *PROBES),
-        line("---", *[":-:"] * len(PROBES)),
+        markdown.line("leak", *PROBES),
+        markdown.line("---", *[":-:"] * len(PROBES)),
         *(leak_row(name, of_leaks[name]) for name in leaks.LEAKS),
         alone_row(of_leaks),
         "",
         f"{len(honest.HONEST)} honest models. None is accused; this is all that is "
         "seen of them.",
         "",
-        line("honest model", "shows"),
-        line("---", "---"),
+        markdown.line("honest model", "shows"),
+        markdown.line("---", "---"),
         *map(honest_row, honest.HONEST),
     ]
     return HEAD + "\n".join(lines) + "\n"
-
-
-def line(*cells: object) -> str:
-    """Cells as a line of a Markdown table."""
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:

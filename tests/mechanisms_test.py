@@ -53,6 +53,17 @@ def test_a_false_declaration_is_contradicted(label, monkeypatch):
     assert broken.count("BROKEN") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "letters"), [("zero", "- - - - f - - -"), ("rwkv", "- - - - - - f -")]
+)
+def test_what_is_missing_does_not_fail(name, letters, monkeypatch):
+    """'Must fail' is said of something that was tried."""
+    false = {name: SUBJECTS[name]._replace(declared=letters)}
+    monkeypatch.setattr(mechanism_subjects, "SUBJECTS", false)
+    with pytest.raises(ValueError, match="nothing to try it on"):
+        mechanisms.examine(name)
+
+
 def test_a_wrong_form_is_noticed():
     subject = mechanisms._examined("retention")
     core = subject.core

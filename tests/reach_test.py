@@ -52,11 +52,15 @@ def settings():
 
 
 def test_a_half_life_needs_a_fall():
-    life = reach_report.half_life({"mean": -0.2, "low": -0.3, "high": -0.1})
+    fall = {"mean": -0.2, "low": -0.3, "high": -0.1}
+    life = reach_report.half_life({"slope": fall, "residuals": [0.9, 1.0]})
     assert life == pytest.approx(
         {"mean": math.log(2) / 0.2, "low": math.log(2) / 0.3, "high": math.log(2) / 0.1}
     )
-    assert reach_report.half_life({"mean": -0.1, "low": -0.3, "high": 0.1}) is None
+    unclear = {"mean": -0.1, "low": -0.3, "high": 0.1}
+    assert reach_report.half_life({"slope": unclear, "residuals": [0.1, 0.1]}) is None
+    # A line that does not describe the norms has no life to halve.
+    assert reach_report.half_life({"slope": fall, "residuals": [1.0, 1.1]}) is None
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,7 @@ def test_a_half_life_needs_a_fall():
         ([0.1, 0.12, 0.11], [2.0, 2.1, 2.05], "an exponential fits better"),
         ([2.0, 2.1, 2.05], [0.1, 0.12, 0.11], "a power law fits better"),
         ([0.1, 0.1, 0.2], [0.2, 0.3, 0.1], "not told apart"),
+        ([1.2, 1.3, 1.2], [2.0, 2.1, 2.0], "neither line describes it"),
     ],
 )
 def test_a_line_is_nearer_only_if_the_runs_tell(exponential, power, words):
@@ -113,7 +118,11 @@ def test_assertions_are_of_intervals(gru, losses, held):
     report = reach_report.findings(found, times, small, unigram=3.0)
     assert list(report["checks"].values()) == held
     assert report["passed"] == all(held)
-    difference = intervals.of_difference(np.array(gru), np.array([-0.01, -0.03]))
+    # Words for whatever was found, a loss that is not finite included.
+    assert reach_report.words(report).count("Does NOT hold") == held.count(False)
+    difference = intervals.of_difference(
+        np.array(gru), np.array([-0.01, -0.03]), level=1 - 0.05 / 6
+    )
     assert report["difference_of_slopes"]["after"] == pytest.approx(
         difference._asdict()
     )

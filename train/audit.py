@@ -155,6 +155,8 @@ def _audit_run(values: flags.FlagValues) -> int:
     print(f"auditing {path} at step {state.step} of {config.train.steps}", flush=True)
     *_, rng = loop.keys(config.seed)
     found = causality.prove(model, state.params, corpus.validation, config, rng)
+    if "val_loss" in (report := workdir.read_report(path)):
+        found += causality.alarm(report)
     causality.draw(path / workdir.FIGURES, found)
     workdir.update_report(path, {"causality": causality.report(found)})
     causality.show(found)

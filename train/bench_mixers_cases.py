@@ -44,7 +44,8 @@ def _flash(query: Array, key: Array, value: Array) -> Array:
 
 
 def _performer(query: Array, key: Array, value: Array) -> Array:
-    projection = random_features.gaussian(jax.random.key(0), FEATURES, WIDTH)
+    with jax.ensure_compile_time_eval():
+        projection = random_features.gaussian(jax.random.key(0), FEATURES, WIDTH)
     return linear.attention(
         query,
         key,

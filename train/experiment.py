@@ -120,18 +120,19 @@ def run(
         _draw_attention(path, model, state.params, corpus)
     print("verifying causality: edits, gradients, learning ...", flush=True)
     found = causality.prove(model, state.params, corpus.validation, config, audit_rng)
-    found += causality.alarm(
-        *(_bits_per_byte(x, corpus) for x in (val_loss, found_baselines["trigram"]))
-    )
+    losses = {
+        "val_loss": val_loss,
+        "bits_per_byte": _bits_per_byte(val_loss, corpus),
+        "baselines": found_baselines,
+    }
+    found += causality.alarm(losses)
     causality.draw(path / workdir.FIGURES, found)
     workdir.update_report(
         path,
         {
             "steps": int(state.step),
             "parameters": num_parameters,
-            "val_loss": val_loss,
-            "bits_per_byte": _bits_per_byte(val_loss, corpus),
-            "baselines": found_baselines,
+            **losses,
             "causality": causality.report(found),
             "tokens_per_second": _tokens_per_second(records),
             "seconds": time.perf_counter() - began,

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Mapping
 
-from train import mechanism_costs, mechanisms
+from train import markdown, mechanism_costs, mechanisms
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "mechanisms.md"
 _SIGNS = {
@@ -43,9 +43,9 @@ _SAYS = {
 _NOTES = f"""
 Growth is that of layers of width {mechanism_costs.GROWTH.width}, with windows of
 {mechanism_costs.GROWTH.window} and blocks of {mechanism_costs.GROWTH.block}: narrow, so
-that what grows with T is not hidden. A later query of BigBird may look at almost any
-block at random, so it forgets little. The last four rows see both ways and must be
-caught; they take x itself as queries, keys and values.
+that what grows with T is not hidden. A later query of BigBird may look at any block at
+random: what it need not keep is what the blocks drawn here leave out. The rows that are
+not causal must be caught; they take x itself as queries, keys and values.
 """
 
 
@@ -54,7 +54,7 @@ def row(
 ) -> str:
     """A mechanism as a line of the table."""
     state = "–" if costs.state is None else " / ".join(f"{n:,}" for n in costs.state)
-    return _line(
+    return markdown.line(
         name,
         *(_cell(cells[label]) for label in mechanisms.PROPERTIES),
         _factor(costs.operations),
@@ -66,10 +66,9 @@ def row(
 
 def page(rows: Mapping[str, str]) -> str:
     """The document, of the lines of all mechanisms."""
-    table = [_line("mechanism", *_SAYS), _line("---", *["---"] * len(_SAYS))]
-    says = [_line("column", "says"), _line("---", "---")]
-    says += [_line(*item) for item in _SAYS.items()]
-    return _HEAD + "\n".join([*table, *rows.values(), "", *says]) + "\n" + _NOTES
+    head = markdown.table(("mechanism", *_SAYS), ())
+    says = markdown.table(("column", "says"), _SAYS.items())
+    return _HEAD + "\n".join([head, *rows.values(), "", says]) + "\n" + _NOTES
 
 
 def _cell(cell: mechanisms.Cell) -> str:
@@ -78,7 +77,3 @@ def _cell(cell: mechanisms.Cell) -> str:
 
 def _factor(factor: float | None) -> str:
     return "–" if factor is None else f"× {factor:.1f}"
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -11,11 +11,12 @@ against the length T: the GRU takes T steps one after another, attention T² pro
 once.
 
 Left in WORKDIR: config.json, report.json, summary.md with the tables in words, and
-figures/gradients.png and figures/step_time.png, each with its arrays beside it.
+figures/gradients.png and figures/step_time.png, each with its arrays beside it. All of
+it at the end: a study that was interrupted begins anew.
 
 Exit status: 0 the study's assertions hold; 1 one does not: every run ends below the
 unigram baseline; before and after training the GRU's slope lies below attention's, the
-interval of the difference excluding 0. 2 unusable arguments.
+interval of the difference excluding 0. 2 unusable arguments; 130 Ctrl-C, 143 SIGTERM.
 """
 
 import json
@@ -87,8 +88,8 @@ def study(
         "data": {"path": corpus.path, "sha256": corpus.sha256},
         "seconds": time.perf_counter() - start,
     }
-    words = reach_report.words(report)
     workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
+    words = reach_report.words(report)
     workdir.write(path / SUMMARY, words)
     reach_picture.gradients(path / workdir.FIGURES, found, report)
     reach_picture.step_time(path / workdir.FIGURES, report["step_time"])

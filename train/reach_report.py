@@ -7,8 +7,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from train import bench_measure, intervals, reach_config, reach_measure, reach_runs
+from train import (
+    bench_measure,
+    intervals,
+    markdown,
+    reach_config,
+    reach_measure,
+    reach_runs,
+)
 
+# What a line may leave, in nats, root mean square, and still describe the norms.
+FITS = 1.0
+# Of each of six intervals, so that all hold together (Bonferroni): two differences of
+# slopes and four of what lines leave.
+LEVEL = 1 - (1 - intervals.LEVEL) / 6
 # Distances of the table; the greatest of the study is added.
 DISTANCES = (1, 16, 64)
 
@@ -43,7 +55,9 @@ def findings(
     attention, gru = reach_config.MODELS
     differences = {
         stage: intervals.of_difference(
-            np.array(slopes[gru, stage]), np.array(slopes[attention, stage])
+            np.array(slopes[gru, stage]),
+            np.array(slopes[attention, stage]),
+            level=LEVEL,
         )
         for stage in reach_config.STAGES
     }
@@ -94,7 +108,7 @@ def _gradients(
         }
     return {
         **fits,
-        "half_life": half_life(fits["exponential"]["slope"]),
+        "half_life": half_life(fits["exponential"]),
         "norms": {
             str(k): math.exp(np.mean(norms[:, k], dtype=np.float64))
             for k in (*(k for k in DISTANCES if k < last), last)
@@ -102,16 +116,18 @@ def _gradients(
     }
 
 
-def half_life(slope: Mapping[str, float]) -> dict[str, float] | None:
+def half_life(fit: Mapping[str, Any]) -> dict[str, float] | None:
     """Tokens after which a gradient is halved: mean, and ends of its interval.
 
     Args:
-      slope: an interval, of the logarithm per token.
+      fit: of the exponential: `slope`, an interval, and `residuals`.
 
     Returns:
-      An interval; None where that of the slope does not show that it falls.
+      An interval; None where the slope does not show that the gradient falls, or the
+      line does not describe it.
     """
-    if slope["high"] >= 0:
+    slope = fit["slope"]
+    if slope["high"] >= 0 or np.mean(fit["residuals"]) > FITS:
         return None
     # A steeper fall is a shorter life: the ends keep their names.
     return {name: -math.log(2) / slope[name] for name in slope}
@@ -146,15 +162,17 @@ def words(report: Mapping[str, Any]) -> str:
         "tokens earlier: the geometric mean over rows of text and runs. Slopes are of "
         f"log g over k = {first} … {last}, against k (nats per token) and against "
         "log k (the exponent of a power law), with 95 % intervals over the runs; "
+        "a line describes the norms if it leaves at most "
+        f"{FITS:g} nat; "
         "*left* is the root mean square that a line leaves, in nats. Norms below "
         f"1e{report['log_floor'] / math.log(10):.0f} count as 0.",
-        _table(*_gradient_table(report["models"])),
-        _list([*_sentences(report), *checks]),
+        markdown.table(*_gradient_table(report["models"])),
+        markdown.bullets([*_sentences(report), *checks]),
         "# Time of a step",
         f"Forward and backward of one layer of width {times['width']}, batch 1: "
         "milliseconds, medians in turns.",
-        _table(*_time_table(times)),
-        _list(_time_sentences(times)),
+        markdown.table(*_time_table(times)),
+        markdown.bullets(_time_sentences(times)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -162,11 +180,18 @@ def words(report: Mapping[str, Any]) -> str:
 def _sentences(report: Mapping[str, Any]) -> list[str]:
     """What the gradients say."""
     found = [
-        f"{name}, {model['parameters']} parameters: "
-        f"{intervals.of_mean(np.array(model['validation_losses']))} nats per token "
-        "after training."
+        f"{name}, {model['parameters']:,} parameters: "
+        f"{_losses(model['validation_losses'])} after training."
         for name, model in report["models"].items()
     ]
+    attention, gru = (
+        report["models"][name]["validation_losses"] for name in reach_config.MODELS
+    )
+    if np.isfinite([attention, gru]).all():
+        found.append(
+            "The GRU's loss minus attention's is "
+            f"{intervals.of_difference(np.array(gru), np.array(attention))} nats."
+        )
     for stage, difference in report["difference_of_slopes"].items():
         when = f"{stage.capitalize()} training"
         found.append(
@@ -178,12 +203,20 @@ def _sentences(report: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _losses(losses: Sequence[float]) -> str:
+    if not np.isfinite(losses).all():
+        return "a loss that is not finite"
+    return f"{intervals.of_mean(np.array(losses))} nats per token"
+
+
 def nearer(gradients: Mapping[str, Any]) -> str:
     """Which line leaves less, as far as the runs tell."""
     left = [np.array(gradients[k]["residuals"]) for k in ("exponential", "power")]
-    difference = intervals.of_difference(*left)
+    difference = intervals.of_difference(*left, level=LEVEL)
     words = "the two lines are not told apart"
-    if difference.high < 0:
+    if min(x.mean() for x in left) > FITS:
+        words = "neither line describes it"
+    elif difference.high < 0:
         words = "an exponential fits better than a power law"
     elif difference.low > 0:
         words = "a power law fits better than an exponential"
@@ -235,12 +268,3 @@ def _time_sentences(times: Mapping[str, Any]) -> list[str]:
         "work grows with T², but its products wait for nothing: what they take depends "
         "on how much a machine does at once.",
     ]
-
-
-def _list(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from train import intervals, study_claims, study_config
+from train import intervals, markdown, study_claims, study_config
 
 _PERCENT = f"{100 * intervals.LEVEL:g} %"
 
@@ -29,15 +29,15 @@ def summary(
         own = study_claims.ranked(points, width)
         if own:
             said = [*_order(own, comparisons), *_edges(settings, own)]
-            parts += [f"## Width {width}", _table(own), _list(said)]
-    if growth := _list(_growth(comparisons)):
+            parts += [f"## Width {width}", _table(own), markdown.bullets(said)]
+    if growth := markdown.bullets(_growth(comparisons)):
         parts += ["## From width to width", growth]
     if reaches:
         parts += ["## Recall against distance", _distance(settings, reaches)]
     if checks:
         words = {True: "holds", False: "FAILS"}
         lines = [f"{words[check.passed]}: {check.words}" for check in checks]
-        parts += ["## What was asserted", _list(lines)]
+        parts += ["## What was asserted", markdown.bullets(lines)]
     parts.append(
         f"Behind a mean in a table stands its {_PERCENT} interval over seeds (Student; "
         "of few accuracies between 0 and 1, an approximation). 'Above' means that the "
@@ -63,17 +63,20 @@ def _heading(settings: study_config.StudyConfig) -> str:
 
 
 def _table(own: Sequence[study_claims.Point]) -> str:
-    lines = [
-        "| mixer | state | parameters | rate | accuracy | steps |",
-        "|---|---|---|---|---|---|",
-    ]
-    for point in own:
-        steps = f"{min(point.steps)} to {max(point.steps)}"
-        lines.append(
-            f"| {point.mixer} | {point.state:,} | {point.parameters:,} "
-            f"| {point.rate:.3g} | {point.interval} | {steps} |"
-        )
-    return "\n".join(lines)
+    return markdown.table(
+        ("mixer", "state", "parameters", "rate", "accuracy", "steps"),
+        [
+            (
+                point.mixer,
+                f"{point.state:,}",
+                f"{point.parameters:,}",
+                f"{point.rate:.3g}",
+                point.interval,
+                f"{min(point.steps)} to {max(point.steps)}",
+            )
+            for point in own
+        ],
+    )
 
 
 def _order(
@@ -141,14 +144,10 @@ def _distance(
         f"{model.convolution} and a window of {model.window}, a token sees "
         f"{model.reach} tokens back, {model.window_reach} of them through the windows. "
         f"Chance is {1 / settings.recall.num_values:.3g}."
-        "\n\n" + _list(lines)
+        "\n\n" + markdown.bullets(lines)
     )
 
 
 def _layers(settings: study_config.StudyConfig) -> str:
     count = settings.model.num_layers
     return f"{count} layer{'s' * (count > 1)}"
-
-
-def _list(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

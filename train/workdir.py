@@ -105,11 +105,16 @@ def write(path: pathlib.Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def read_report(workdir: pathlib.Path) -> dict[str, Any]:
+    """What stands in report.json; nothing before the end of a run."""
+    path = workdir / REPORT
+    return _read_json(path) if path.exists() else {}
+
+
 def update_report(workdir: pathlib.Path, entries: dict[str, Any]) -> None:
     """Writes entries into report.json, beside those that are there."""
-    path = workdir / REPORT
-    report = _read_json(path) if path.exists() else {}
-    write(path, json.dumps(report | entries, indent=2) + "\n")
+    report = read_report(workdir) | entries
+    write(workdir / REPORT, json.dumps(report, indent=2) + "\n")
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:

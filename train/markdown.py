@@ -1,0 +1,20 @@
+"""Tables and lists in Markdown."""
+
+from collections.abc import Iterable
+
+
+def line(*cells: object) -> str:
+    """Cells as a line of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def table(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Rows of as many cells as there are headings."""
+    headings = list(headings)
+    lines: list[Iterable[object]] = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(line(*cells) for cells in lines)
+
+
+def bullets(sentences: Iterable[str]) -> str:
+    """A list."""
+    return "\n".join(f"- {sentence}" for sentence in sentences)
