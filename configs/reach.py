@@ -2,10 +2,10 @@
 
     python -m train.reach --config=configs/reach.py --workdir=runs/reach
 
-Cost: 471 s on two cores that four other programs used too. Expected: the gradient
-through the GRU falls by exp(-0.24) a token before training and by exp(-0.18) after it,
-halved every 3 and 4 tokens; that through attention does not fall before training, and
-after it by a power law, about k^-1.3.
+Cost: 140 s on two cores. Expected: the gradient through the GRU falls by exp(-0.25) a
+token before training and by exp(-0.20) after it, halved every 2.8 and 3.5 tokens; that
+through attention does not fall before training, and after it from 1 at k = 1 to between
+0.001 and 0.1 from k = 16 on. Exit status 0.
 """
 
 from ml_collections import config_dict

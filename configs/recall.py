@@ -66,7 +66,7 @@ def get_config(task: str = "recall") -> config_dict.ConfigDict:
             "runs": {
                 "factors": "0.3,1,3,10",
                 "seeds": 2,
-                "steps": 400,
+                "steps": 350,
                 "every": 50,
                 "goal": 0.99,
                 "batch_size": 32,
