@@ -4,9 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
+from absl import flags
 
 from models import config
-from train import mechanism_costs, mechanism_page, mechanism_subjects, mechanisms
+from train import (
+    audit,
+    cli,
+    mechanism_costs,
+    mechanism_page,
+    mechanism_subjects,
+    mechanisms,
+)
 
 SUBJECTS = mechanism_subjects.SUBJECTS
 NAMES = tuple(SUBJECTS)
@@ -87,6 +95,35 @@ def test_a_state_that_is_forgotten_is_noticed():
     layer = subject.layer._replace(stream=Forgetful)
     with pytest.raises(AssertionError, match="in pieces of"):
         mechanisms._streaming(subject._replace(layer=layer))
+
+
+@pytest.mark.parametrize(
+    ("letters", "status"), [("- - - h - - - -", 0), ("- - - f - - - -", 1)]
+)
+def test_the_program_writes_the_page_and_judges(
+    letters, status, monkeypatch, tmp_path, capsys
+):
+    name, page = "linear, both ways", tmp_path / "page.md"
+    declared = {name: SUBJECTS[name]._replace(declared=letters)}
+    monkeypatch.setattr(mechanism_subjects, "SUBJECTS", declared)
+    monkeypatch.setattr(mechanism_page, "DOCUMENT", page)
+    none = mechanism_costs.Costs(0, None, None, None)
+    monkeypatch.setattr(mechanism_costs, "costs", lambda name: none)
+    values = flags.FlagValues()
+    audit.define_flags(values)
+    values(["audit", "--all"])
+    assert audit.main(values) == status
+    said = capsys.readouterr().out
+    assert ("must fail was declared, but it holds" in said) == bool(status)
+    assert ("**BROKEN**" in page.read_text()) == bool(status)
+
+
+def test_all_goes_with_no_other_flag():
+    values = flags.FlagValues()
+    audit.define_flags(values)
+    values(["audit", "--all", "--workdir=somewhere"])
+    with pytest.raises(cli.UsageError, match="--workdir does not go with --all"):
+        audit.main(values)
 
 
 def test_the_layer_is_that_of_the_default_model():
