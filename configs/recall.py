@@ -9,8 +9,10 @@ Another task follows a colon: induction, copy or brackets.
 One layer: of two, windows learn in so few steps which values they see, and not which of
 them is asked for.
 
-Expected: softmax of width 64 reaches 0.99 within 150 steps; windows of width 64 answer
-all that is asked up to 17 tokens behind, and guess beyond 20.
+Cost: 16 min 50 s on two cores. Expected: softmax of width 64 reaches 0.99 in every run
+within 150 steps; linear attention and RWKV-6 of that width are not told apart from it,
+all others stand below; windows of width 64 answer all that is asked up to 17 tokens
+behind, and guess beyond 20. Exit status 0.
 """
 
 from ml_collections import config_dict
