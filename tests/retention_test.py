@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention import retention
+from models import retention as module
 from tests import recurrences
 
 B, T, N, H, D = 2, 5, 2, 3, 2
@@ -129,3 +130,23 @@ def test_dtypes_and_bad_shapes():
             retention.attention(*bad)
     with pytest.raises(ValueError, match="form must be one of"):
         retention.attention(query, key, value, log_decay, form="fast")
+
+
+def test_the_layer_is_equation_8():
+    """Retention, a norm of each head by itself, a swish gate, a projection."""
+    layer = module.Retention(num_heads=N, use_bias=False)
+    x = np.random.default_rng(0).normal(size=(B, T, N * H)).astype(np.float32)
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda s: rng.normal(size=s.shape), shapes)
+    query, key, value, gate = (
+        np.einsum("bte,enh->btnh", x, params[name]["kernel"])
+        for name in ("query", "key", "value", "gate")
+    )
+    log_decay = retention.log_decays(N)
+    _, y = loop(query, key, value, log_decay, np.zeros((B, N, H, H)))
+    y /= np.sqrt(np.mean(y**2, axis=-1, keepdims=True) + 1e-6)
+    y *= params["norm"]["scale"] * gate / (1 + np.exp(-gate))
+    wanted = np.einsum("btnh,nhe->bte", y, params["out"]["kernel"])
+    found = jax.jit(layer.apply)({"params": params}, x)
+    recurrences.assert_close(found, wanted, 1e-5)
