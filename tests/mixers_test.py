@@ -139,3 +139,18 @@ STATES = {
 def test_states_have_the_sizes_of_the_papers(name):
     named = dataclasses.replace(CONFIG, mixers=name)
     assert mixers.state_size(named, 1, T) == STATES[name]
+
+
+def test_grouped_heads_carry_less():
+    grouped = dataclasses.replace(CONFIG, num_kv_heads=1)
+    assert mixers.state_size(grouped, 1, T) == STATES["softmax"] // 2
+
+
+def test_what_is_drawn_at_random_differs_between_layers():
+    bigbird = dataclasses.replace(CONFIG, mixers="bigbird", block=2)
+    seen = [np.asarray(mixers.mask(bigbird, i).materialize(64, 64)) for i in (0, 1)]
+    assert np.any(seen[0] != seen[1])
+    performer = dataclasses.replace(CONFIG, mixers="performer")
+    x = X[..., : CONFIG.head_width]
+    features = [mixers.make(performer, i).feature_map(x) for i in (0, 1)]
+    assert np.all(features[0] != features[1])
