@@ -13,7 +13,19 @@ import pytest
 
 from attention import masks
 from models import mixers
-from train import audit, benchmark, causality, cli, loss, main, metrics, workdir
+from train import (
+    audit,
+    baselines,
+    benchmark,
+    causality,
+    cli,
+    experiment,
+    loss,
+    main,
+    metrics,
+    proofs,
+    workdir,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = str(ROOT / "configs" / "tiny_lm.py")
@@ -124,6 +136,27 @@ def test_rerun_of_a_finished_run_changes_no_result(finished, text, monkeypatch, 
     assert "continuing from step 12 of 12" in capsys.readouterr().out
     assert after["val_loss"] == json.loads(backup)["val_loss"]
     assert (finished / "metrics.jsonl").read_text() == lines
+
+
+def test_a_loss_too_good_for_text_is_accused(finished, text, monkeypatch):
+    """Case B096: by the run, and still by a later audit, whatever the proofs say."""
+    backup = (finished / "report.json").read_text()
+    clear = proofs.Proof("edits", "clear", "by hand", {}, {})
+    monkeypatch.setattr(causality, "prove", lambda *arguments: [clear])
+    monkeypatch.setattr(causality, "draw", lambda *arguments: None)
+    try:
+        assert run(monkeypatch, audit, f"--workdir={finished}") == 0
+        monkeypatch.setattr(experiment, "validation_loss", lambda *arguments: 0.1)
+        trigram = dict.fromkeys(("uniform", "unigram", "bigram", "trigram"), 1.0)
+        monkeypatch.setattr(
+            baselines, "nats_per_token", lambda *arguments, **options: trigram
+        )
+        assert run(monkeypatch, main, *flags_for(finished, text)) == 1
+        report = json.loads((finished / "report.json").read_text())
+        assert report["causality"]["probes"][-1]["name"] == "loss"
+        assert run(monkeypatch, audit, f"--workdir={finished}") == 1
+    finally:
+        (finished / "report.json").write_text(backup)
 
 
 def test_audit_of_a_workdir(finished, monkeypatch, capsys):

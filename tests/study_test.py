@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from configs import recall
-from train import cli, config, study, study_config, study_runs, study_table
+from train import (
+    cli,
+    config,
+    study,
+    study_claims,
+    study_config,
+    study_runs,
+    study_table,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 # One layer, of a window of 2 behind a convolution of width 2, sees 2 tokens back.
@@ -93,6 +101,20 @@ def test_leaves_what_it_found(workdir):
     for name in ("accuracy", "distance"):
         assert (path / "figures" / f"{name}.png").exists()
         assert (path / "figures" / f"{name}.npz").exists()
+
+
+@pytest.mark.parametrize(("passed", "wanted"), [(True, 0), (False, 1)])
+def test_the_exit_status_is_that_of_the_assertions(
+    workdir, passed, wanted, monkeypatch
+):
+    """Nothing is missing: the rerun only judges."""
+    path, _ = workdir
+    before = (path / "report.json").read_text()
+    check = study_claims.Check("by hand", passed)
+    monkeypatch.setattr(study_claims, "checks", lambda *arguments: [check])
+    assert run(path, monkeypatch) == wanted
+    assert json.loads((path / "report.json").read_text())["passed"] is passed
+    (path / "report.json").write_text(before)
 
 
 def test_distances_add_up_to_the_accuracy(workdir):

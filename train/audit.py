@@ -145,11 +145,7 @@ def _audit_run(values: flags.FlagValues) -> int:
     """The three proofs on the last checkpoint of a run."""
     why = "needs --target=package.module:callable"
     _refuse_flags(values, but=("workdir",), why=why)
-    if not values.workdir:
-        raise cli.UsageError(
-            "--workdir=DIR is needed, such as --workdir=runs/tiny_lm, or --target"
-        )
-    path = pathlib.Path(values.workdir)
+    path = cli.workdir(values, example="runs/tiny_lm", instead="--target")
     with cli.usage_errors():
         model, state, corpus, config = load(path)
     print(f"auditing {path} at step {state.step} of {config.train.steps}", flush=True)

@@ -28,6 +28,7 @@ Any other exception is a fault of the program and keeps its traceback.
 
 import contextlib
 import importlib.machinery
+import pathlib
 import signal
 import sys
 import traceback
@@ -117,6 +118,25 @@ def define_config(values: flags.FlagValues, cls: type) -> None:
     )
     for path, leaf_type, text in config.fields(cls):
         _DEFINE[leaf_type](f"config.{path}", None, text, flag_values=values)
+
+
+def workdir(
+    values: flags.FlagValues, *, example: str, instead: str = ""
+) -> pathlib.Path:
+    """The folder that --workdir names.
+
+    Args:
+      values: parsed flags.
+      example: a folder such as the program's own.
+      instead: another flag that would do, for the message.
+
+    Raises:
+      UsageError: it was not given.
+    """
+    if not values.workdir:
+        words = f"--workdir=DIR is needed, such as --workdir={example}"
+        raise UsageError(f"{words}, or {instead}" if instead else words)
+    return pathlib.Path(values.workdir)
 
 
 def read_config(values: flags.FlagValues, cls: type[T]) -> T:

@@ -7,8 +7,6 @@ in the same workdir continues. Exit status: 0 trained and verified, 1 not shown 
 2 unusable arguments or input, 130 Ctrl-C, 143 SIGTERM (both with the state saved).
 """
 
-import pathlib
-
 from absl import flags
 
 from train import cli, config, experiment
@@ -35,9 +33,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and runs the experiment."""
     settings = cli.read_config(values, config.Config)
-    if not values.workdir:
-        raise cli.UsageError("--workdir=DIR is needed, such as --workdir=runs/tiny_lm")
-    path = pathlib.Path(values.workdir)
+    path = cli.workdir(values, example="runs/tiny_lm")
     with cli.usage_errors():
         model, corpus = experiment.prepare(
             settings, path, tensorboard=values.tensorboard

@@ -121,9 +121,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and makes the study."""
     config = cli.read_config(values, reach_config.Config)
-    if not values.workdir:
-        raise cli.UsageError("--workdir=DIR is needed, such as --workdir=runs/reach")
-    path = pathlib.Path(values.workdir)
+    path = cli.workdir(values, example="runs/reach")
     with cli.usage_errors():
         corpus = data.load_corpus(
             config.data.path,

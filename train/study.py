@@ -171,9 +171,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and runs the study."""
     settings = cli.read_config(values, study_config.StudyConfig)
-    if not values.workdir:
-        raise cli.UsageError("--workdir=DIR is needed, such as --workdir=runs/recall")
-    path = pathlib.Path(values.workdir)
+    path = cli.workdir(values, example="runs/recall")
     with cli.usage_errors():
         prepare(settings, path)
     return 0 if study(settings, path) else 1
