@@ -200,7 +200,7 @@ def test_what_cannot_be_used_is_refused(
 def test_a_workdir_is_one_study_s(monkeypatch, text, tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}\n")
     assert run(monkeypatch, tmp_path, text) == 2
-    assert "another configuration" in capsys.readouterr().err
+    assert "holds another run: seed is None there" in capsys.readouterr().err
     assert run(monkeypatch, None, text) == 2
     assert "--workdir=DIR is needed" in capsys.readouterr().err
 

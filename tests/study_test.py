@@ -162,7 +162,7 @@ def test_goes_on_with_what_is_missing(workdir, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"runs.steps": 6}, "holds another study: runs.steps is 5 there and 6 here"),
+        ({"runs.steps": 6}, "holds another run: runs.steps is 5 there and 6 here"),
         ({"mixers": "softmax,sotfmax"}, "mixers must be names out of"),
         ({"widths": "8,8"}, "widths must ascend"),
         ({"widths": "9"}, "width must be a multiple of num_heads"),

@@ -10,9 +10,9 @@ law), per run, with intervals over the runs. Then it times a step of one layer o
 against the length T: the GRU takes T steps one after another, attention T² products at
 once.
 
-Left in WORKDIR: config.json, report.json, summary.md with the tables in words, and
-figures/gradients.png and figures/step_time.png, each with its arrays beside it. All of
-it at the end: a study that was interrupted begins anew.
+Left in WORKDIR: config.json, corpus.json, report.json, summary.md with the tables in
+words, and figures/gradients.png and figures/step_time.png, each with its arrays beside
+it. What was found is written at the end: after an interruption a study begins anew.
 
 Exit status: 0 the study's assertions hold; 1 one does not: every run ends below the
 unigram baseline; before and after training the GRU's slope lies below attention's, the
@@ -41,7 +41,6 @@ from train import (
     reach_runs,
     workdir,
 )
-from train import config as config_lib
 
 SUMMARY = "summary.md"
 
@@ -97,21 +96,6 @@ def study(
     return report
 
 
-def _claim(path: pathlib.Path, config: reach_config.Config) -> None:
-    """Makes the folder the study's own.
-
-    Raises:
-      ValueError: it holds something else.
-      OSError: it cannot be written.
-    """
-    text = config_lib.to_json(config)
-    own = path / workdir.CONFIG
-    if own.exists() and own.read_text() != text:
-        raise ValueError(f"workdir {str(path)!r} holds a run of another configuration")
-    path.mkdir(parents=True, exist_ok=True)
-    workdir.write(own, text)
-
-
 def define_flags(values: flags.FlagValues) -> None:
     """Declares the program's flags."""
     cli.define_config(values, reach_config.Config)
@@ -129,7 +113,7 @@ def main(values: flags.FlagValues) -> int:
             context=config.model.context,
         )
         reach_runs.text_rows(corpus, rows=config.rows, context=config.model.context)
-        _claim(path, config)
+        workdir.claim(path, config, corpus)
     report = study(config, corpus, path)
     return 0 if report["passed"] else 1
 

@@ -22,7 +22,6 @@ arguments or input; 130 Ctrl-C, 143 SIGTERM (both with what was finished saved).
 """
 
 import json
-import operator
 import pathlib
 import time
 
@@ -31,7 +30,6 @@ from absl import flags
 from train import (
     bench_machine,
     cli,
-    config,
     study_claims,
     study_config,
     study_picture,
@@ -57,37 +55,15 @@ def prepare(settings: study_config.StudyConfig, path: pathlib.Path) -> None:
       ValueError: the folder cannot be written, its files are damaged, or it holds
         another study. Nothing was written then.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"workdir {str(path)!r} is not a folder")
-    file = path / workdir.CONFIG
-    if file.exists():
-        try:
-            values = json.loads(file.read_text())
-            there = config.from_dict(values, study_config.StudyConfig)
-        except ValueError as error:
-            raise ValueError(f"{file} is damaged, or no study's: {error}") from None
-        for name in (x.path for x in config.fields(study_config.StudyConfig)):
-            old, new = map(operator.attrgetter(name), (there, settings))
-            if old != new:
-                raise ValueError(
-                    f"workdir {str(path)!r} holds another study: {name} is {old!r} "
-                    f"there and {new!r} here"
-                )
-        study_table.read(path / study_table.RESULTS, _ROW)
-        study_table.read(path / study_table.DISTANCE, _DISTANCE)
-        return
-    if (path / study_table.RESULTS).exists():
+    results = path / study_table.RESULTS
+    if results.exists() and not (path / workdir.CONFIG).exists():
         raise ValueError(
-            f"workdir {str(path)!r} holds {study_table.RESULTS} without {file.name}: "
+            f"workdir {str(path)!r} holds {results.name} without {workdir.CONFIG}: "
             "of which study?"
         )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        workdir.write(file, config.to_json(settings))
-    except OSError as error:
-        raise ValueError(
-            f"workdir {str(path)!r} cannot be written: {error.strerror}"
-        ) from None
+    workdir.claim(path, settings)
+    study_table.read(results, _ROW)
+    study_table.read(path / study_table.DISTANCE, _DISTANCE)
 
 
 def study(settings: study_config.StudyConfig, path: pathlib.Path) -> bool:

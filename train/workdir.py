@@ -24,23 +24,22 @@ CHECKPOINTS, FIGURES, PROFILE = "checkpoints", "figures", "profile"
 
 
 def claim(
-    workdir: pathlib.Path, config: config_lib.Config, corpus: data.Corpus
+    workdir: pathlib.Path, config: object, corpus: data.Corpus | None = None
 ) -> None:
     """Makes the folder the run's own, or checks that it already is.
 
     Args:
       workdir: made if it is missing.
-      config: of the run.
-      corpus: the text that the config names.
+      config: of the run or study, a dataclass.
+      corpus: the text that the config names; None: it names none.
 
     Raises:
       ValueError: the folder cannot be written, or holds a run of another
         configuration or of another text. Nothing was written then.
     """
-    owners = {
-        CONFIG: config_lib.to_json(config),
-        CORPUS: json.dumps(_corpus_record(corpus), indent=2) + "\n",
-    }
+    owners = {CONFIG: config_lib.to_json(config)}
+    if corpus is not None:
+        owners[CORPUS] = json.dumps(_corpus_record(corpus), indent=2) + "\n"
     if workdir.exists() and not workdir.is_dir():
         raise ValueError(f"workdir {str(workdir)!r} is not a folder")
     for name, text in owners.items():
