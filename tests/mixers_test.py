@@ -15,10 +15,10 @@ import pytest
 
 from attention import properties
 from models import config, mixers
-from tests import transformer_test
+from tests import small
 
-B, T, E = 2, 7, transformer_test.SMALL.width
-CONFIG = dataclasses.replace(transformer_test.SMALL, positions="none")
+B, T, E = 2, 7, small.CONFIG.width
+CONFIG = dataclasses.replace(small.CONFIG, positions="none")
 X = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
 NAMES = tuple(mixers.MIXERS)
 

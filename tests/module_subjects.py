@@ -11,7 +11,7 @@ import numpy as np
 
 from attention import masks
 from models import config, multihead, transformer
-from tests import modules_by_hand, subjects
+from tests import modules_by_hand, small, subjects
 
 B, T, N, H, K = subjects.B, subjects.T, subjects.N, subjects.H, subjects.K
 V = 5
@@ -183,28 +183,17 @@ def _token_mask(x, given):
     return np.arange(x.shape[1])[None] < given.lengths[:, None]
 
 
-CONFIG = config.CausalLMConfig(
+CONFIG = dataclasses.replace(
+    small.CONFIG,
     num_layers=1,
     num_heads=N,
     num_kv_heads=K,
     width=N * H,
     mlp_width=8,
     context=T,
-    positions="rotary",
-    mixers="softmax",
-    convolution=0,
     window=4,
-    globals=1,
     block=2,
-    random=1,
-    features=8,
-    state=4,
-    scale=0.0,
-    use_bias=True,
-    tie_embeddings=True,
     dropout_rate=subjects.DROPOUT_RATE,
-    dtype="float32",
-    implementation="auto",
 )
 
 

@@ -10,31 +10,10 @@ import pytest
 
 from attention import properties
 from models import config, layers, mixers, transformer
+from tests import small
 
-V, T = 11, 12
-SMALL = config.CausalLMConfig(
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=0,
-    width=16,
-    mlp_width=32,
-    context=T,
-    positions="rotary",
-    mixers="softmax",
-    convolution=0,
-    window=3,
-    globals=1,
-    block=4,
-    random=1,
-    features=8,
-    state=4,
-    scale=0.0,
-    use_bias=True,
-    tie_embeddings=True,
-    dropout_rate=0.0,
-    dtype="float32",
-    implementation="auto",
-)
+V, T = 11, small.CONFIG.context
+SMALL = small.CONFIG
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, V, (2, T)), jnp.int32)
 
 
