@@ -1,5 +1,14 @@
 """The module of a stranger, as a file: what the tests of `train.audit` audit."""
 
+import sys
+
+import pytest
+
+from train import audit, cli
+
+TOKENS = ("--vocab_size=7", "--length=6")
+VECTORS = ("--input=embeddings", "--width=3", "--length=6")
+
 MODULE = '''
 import jax.numpy as jnp
 import numpy as np
@@ -94,3 +103,26 @@ def broken(rows):
 
 leak = x = leaky
 '''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where the stranger works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "theirs.py").write_text(MODULE)
+    yield tmp_path
+    sys.modules.pop("theirs", None)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The exit status of the program in this process, and what it wrote."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["audit", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.run(audit.main, audit.define_flags)
+        return stopped.value.code, *capsys.readouterr()
+
+    return run
