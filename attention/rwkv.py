@@ -13,7 +13,7 @@ overflow nor vanish (appendix D). `rwkv6` is the successor with matrices for sta
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,18 +96,19 @@ def _mean(state: State) -> Float[Array, "*B E"]:
 
 
 def _recurrent(
-    key: Float[Array, "T E"],
-    value: Float[Array, "T E"],
-    real: Bool[Array, "T"],
+    key: Float[Array, "T B E"],
+    value: Float[Array, "T B E"],
+    real: Bool[Array, "T B"],
     log_decay: Float[Array, "E"],
     bonus: Float[Array, "E"],
     state: State,
-) -> tuple[State, Float[Array, "T E"]]:
+) -> tuple[State, Float[Array, "T B E"]]:
     def one(state: State, token: Tokens) -> tuple[State, Array]:
         key, value, real = token
         # Where a chunk is filled up, no key is -inf yet.
-        key = jnp.where(real, key, -jnp.inf)
-        return step(state, key, value, jnp.where(real, log_decay, 0), bonus)
+        key = jnp.where(real[:, None], key, -jnp.inf)
+        decay = jnp.where(real[:, None], log_decay[None], 0)
+        return step(state, key, value, decay, bonus[None])
 
     def several(state: State, tokens: Tokens) -> tuple[State, Array]:
         return lax.scan(one, state, tokens)
@@ -119,13 +120,13 @@ def _recurrent(
 
 
 def _associative(
-    key: Float[Array, "T E"],
-    value: Float[Array, "T E"],
-    real: Bool[Array, "T"],
+    key: Float[Array, "T B E"],
+    value: Float[Array, "T B E"],
+    real: Bool[Array, "T B"],
     log_decay: Float[Array, "E"],
     bonus: Float[Array, "E"],
     state: State,
-) -> tuple[State, Float[Array, "T E"]]:
+) -> tuple[State, Float[Array, "T B E"]]:
     def compose(first: tuple[Array, State], second: tuple[Array, State]) -> tuple:
         (decay, sums), (later_decay, later_sums) = first, second
         return decay + later_decay, _then(sums, later_decay, later_sums)
@@ -135,36 +136,36 @@ def _associative(
 
 
 def _quadratic(
-    key: Float[Array, "T E"],
-    value: Float[Array, "T E"],
-    real: Bool[Array, "T"],
+    key: Float[Array, "T B E"],
+    value: Float[Array, "T B E"],
+    real: Bool[Array, "T B"],
     log_decay: Float[Array, "E"],
     bonus: Float[Array, "E"],
     state: State,
-) -> tuple[State, Float[Array, "T E"]]:
+) -> tuple[State, Float[Array, "T B E"]]:
     log_decays, sums = _with_state(key, value, real, log_decay, state)
     scores = recurrence.segment_sums(log_decays) + sums.peak[None]
     peak = lax.stop_gradient(jnp.max(scores, axis=1))
     finite = jnp.where(peak == -jnp.inf, 0, peak)
     weights = jnp.exp(scores - finite[:, None])
-    numerator = jnp.einsum("tse,se->te", weights, sums.numerator)
-    denominator = jnp.einsum("tse,se->te", weights, sums.denominator)
+    numerator = jnp.einsum("tsbe,sbe->tbe", weights, sums.numerator)
+    denominator = jnp.einsum("tsbe,sbe->tbe", weights, sums.denominator)
     return _read(State(numerator, denominator, peak), key, value, bonus)
 
 
 def _with_state(
-    key: Float[Array, "T E"],
-    value: Float[Array, "T E"],
-    real: Bool[Array, "T"],
+    key: Float[Array, "T B E"],
+    value: Float[Array, "T B E"],
+    real: Bool[Array, "T B"],
     log_decay: Float[Array, "E"],
     state: State,
-) -> tuple[Float[Array, "1+T E"], State]:
+) -> tuple[Float[Array, "1+T B E"], State]:
     """Decays and sums of the tokens alone, after those of the state."""
 
     def after(first: Array, rest: Array) -> Array:
         return jnp.concatenate([first[None], rest])
 
-    log_decays = jnp.where(real[:, None], log_decay[None], 0)
+    log_decays = jnp.where(real[..., None], log_decay[None, None], 0)
     return after(jnp.zeros_like(state.peak), log_decays), jax.tree.map(
         after, state, _token(key, value)
     )
@@ -172,13 +173,13 @@ def _with_state(
 
 def _read(
     states: State,
-    key: Float[Array, "T E"],
-    value: Float[Array, "T E"],
+    key: Float[Array, "T B E"],
+    value: Float[Array, "T B E"],
     bonus: Float[Array, "E"],
-) -> tuple[State, Float[Array, "T E"]]:
+) -> tuple[State, Float[Array, "T B E"]]:
     """The last state, and what each token reads from the one before it."""
     before = jax.tree.map(lambda x: x[:-1], states)
-    outputs = _mean(_then(before, 0, _token(key + bonus[None], value)))
+    outputs = _mean(_then(before, 0, _token(key + bonus[None, None], value)))
     return jax.tree.map(lambda x: x[-1], states), outputs
 
 
@@ -241,20 +242,8 @@ def wkv(
         recurrence.only_real(real, token_mask, False),
     )
 
-    def row(tokens: Tokens, state: State) -> tuple[State, Array]:
-        return run(*tokens, log_decay, bonus, state)
-
-    # XLA copies the arrays whose axes `jax.vmap` moves, even an axis of one row.
-    over_rows = _one_row if batch == 1 else jax.vmap
-    state, outputs = over_rows(row)(tokens, state)
-    return state, recurrence.only_real(outputs, token_mask, 0).astype(value.dtype)
-
-
-def _one_row(f: Callable[..., Any]) -> Callable[..., Any]:
-    """What `jax.vmap` does, for a batch of one."""
-
-    def row(*arrays: Any) -> Any:
-        output = f(*jax.tree.map(lambda x: x[0], arrays))
-        return jax.tree.map(lambda x: x[None], output)
-
-    return row
+    # Each channel of each row is by itself: with time first, nothing has to be lifted.
+    key, wide_value, real = (jnp.swapaxes(x, 0, 1) for x in tokens)
+    state, outputs = run(key, wide_value, real, log_decay, bonus, state)
+    outputs = recurrence.only_real(jnp.swapaxes(outputs, 0, 1), token_mask, 0)
+    return state, outputs.astype(value.dtype)
