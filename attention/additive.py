@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, heads, masks, numerics, softmax
+from attention import heads, masks, numerics, softmax
+from attention.dot_product import arguments
 
 
 def attention(

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, linear_sums, numerics
+from attention import linear_sums, numerics
+from attention.dot_product import arguments
 
 Exponential = linear_sums.Exponential
 FeatureMap = linear_sums.FeatureMap

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, dot_product, numerics
+from attention import dot_product, numerics
+from attention.dot_product import arguments
 
 
 def attention(

@@ -8,7 +8,7 @@ with scale = 1/√H, and mᵢⱼ ∈ {0, 1} the mask (True = may attend). As the
 the lookup becomes the hard one of an ordinary dictionary, argmaxⱼ sᵢⱼ; at scale 0 it
 is the plain mean. Vaswani et al., 2017, arXiv:1706.03762.
 
-`attention.reference` lifts these functions over heads and batch.
+`attention.dot_product.reference` lifts these functions over heads and batch.
 """
 
 from collections.abc import Callable

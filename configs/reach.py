@@ -14,7 +14,7 @@ from configs import tiny_lm
 
 
 def get_config() -> config_dict.ConfigDict:
-    """Every value of a `train.reach_config.Config`."""
+    """Every value of a `train.studies.reach.settings.Config`."""
     base = tiny_lm.get_config("softmax")
     base.model.update(num_layers=2, width=64, mlp_width=256, context=128)
     return config_dict.ConfigDict(

@@ -19,7 +19,7 @@ from ml_collections import config_dict
 
 
 def get_config(task: str = "recall") -> config_dict.ConfigDict:
-    """Every value of a `train.study_config.StudyConfig`."""
+    """Every value of a `train.studies.recall.config.StudyConfig`."""
     return config_dict.ConfigDict(
         {
             "seed": 0,

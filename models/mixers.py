@@ -8,8 +8,8 @@ token_mask [B T] is False at padding, on either side, which no position sees and
 changes no state. A mixer without a use for positions, or without weights to sow, leaves
 these two alone.
 
-The table also says what one layer lets each query see: `train.proofs` holds the whole
-model to it.
+The table also says what one layer lets each query see: `proofs.dependence` holds the
+whole model to it.
 """
 
 import functools

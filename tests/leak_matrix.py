@@ -13,9 +13,12 @@ from collections.abc import Mapping
 
 import jax
 
-from attention import probes
-from tests import honest, leaks, specimens
-from train import learning, markdown, targets
+from attention.properties import probes
+from tests.specimens import honest, leaks
+from tests.specimens import specimen as specimens
+from train.callables import adapter
+from train.proofs import learning
+from train.report import markdown
 
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "leak_matrix.md"
 HEAD = """# Which probe sees what
@@ -36,7 +39,7 @@ Kinds = Mapping[str, Mapping[str, str]]
 def examine(specimen: specimens.Specimen) -> dict[str, str]:
     """Probe -> kind of what it saw."""
     of_tokens = specimen.input == "tokens"
-    target = targets.adapt(
+    target = adapter.adapt(
         specimen.make(),
         name="",
         length=specimen.length,

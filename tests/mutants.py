@@ -1,12 +1,12 @@
 """Mutation check: do the tests see small wrong edits of the code?
 
     python -m tests.mutants
-    python -m tests.mutants --only=mask_leaves
+    python -m tests.mutants --only=masks/leaves
 
-Each mutation of tests/mutations.py is made in its own copy of the tree, where the tests
-of attention/ and models/ run in a process of their own until one fails: those of the
-edited file first, tests/contract_test.py next, then all others, then those in float64.
-The working tree is read once, at the start, and never touched.
+Each mutation of tests/mutation/table.py is made in its own copy of the tree, where the
+tests of attention/ and models/ run in a process of their own until one fails: those of
+the edited file first, contract/contract_test.py next, then all others, then those in
+float64. The working tree is read once, at the start, and never touched.
 
 A mutant that fails no test has survived: a test is missing, or the mutation is
 equivalent to the original, and its row says why. One that takes five times as long as
@@ -33,7 +33,8 @@ import rich.table
 import rich.text
 from absl import flags
 
-from tests import mutations, trial
+from tests.mutation import table as mutations
+from tests.mutation import trial
 from train import cli, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -38,26 +38,15 @@ from absl import flags
 
 # `python -m` looks in the current folder first: a stranger's models.py is not ours.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from attention import leaks, probes
+from attention.properties import findings, probes
 from models import transformer
-from train import (
-    causality,
-    checkpoint,
-    cli,
-    data,
-    foreign,
-    loop,
-    loss,
-    mechanism_costs,
-    mechanism_page,
-    mechanism_subjects,
-    mechanisms,
-    replay,
-    stranger,
-    targets,
-    workdir,
-)
+from train import cli, foreign, workdir
 from train import config as config_lib
+from train.callables import adapter, replay, session
+from train.lm import checkpoint, loop, loss
+from train.mechanisms import costs, page, properties, table
+from train.proofs import causality
+from train.text import data
 
 sys.path.pop(0)
 
@@ -126,9 +115,9 @@ def _audit_all(values: flags.FlagValues) -> int:
     """Every mechanism, and what it costs."""
     _refuse_flags(values, but=("all",), why="does not go with --all")
     rows, contradictions = {}, []
-    for name in mechanism_subjects.SUBJECTS:
-        cells = mechanisms.examine(name)
-        rows[name] = mechanism_page.row(name, cells, mechanism_costs.costs(name))
+    for name in table.SUBJECTS:
+        cells = properties.examine(name)
+        rows[name] = page.row(name, cells, costs.costs(name))
         print(rows[name], flush=True)
         contradictions += [
             f"{name}: {label}: {cell.declared} was declared, but {cell.contradiction}"
@@ -136,8 +125,8 @@ def _audit_all(values: flags.FlagValues) -> int:
             if cell.contradiction
         ]
     with cli.usage_errors():
-        workdir.write(mechanism_page.DOCUMENT, mechanism_page.page(rows))
-    print(*contradictions, f"wrote {mechanism_page.DOCUMENT}", sep="\n")
+        workdir.write(page.DOCUMENT, page.page(rows))
+    print(*contradictions, f"wrote {page.DOCUMENT}", sep="\n")
     return 1 if contradictions else 0
 
 
@@ -185,7 +174,7 @@ def _audit_target(values: flags.FlagValues) -> int:
     _check_flags(values)
     path = pathlib.Path(values.workdir or _WORKDIR)
     with cli.usage_errors():
-        target = targets.adapt(
+        target = adapter.adapt(
             foreign.load(values.target),
             name=values.target,
             length=values.length,
@@ -195,9 +184,9 @@ def _audit_target(values: flags.FlagValues) -> int:
             edits=values.edits,
         )
         trainer = foreign.load(values.trainer) if values.trainer else None
-        stranger.prepare(path)
+        session.prepare(path)
     with _unusable():
-        clear = stranger.audit(target, path=path, skip=values.skip, trainer=trainer)
+        clear = session.audit(target, path=path, skip=values.skip, trainer=trainer)
     return 0 if clear else 1
 
 
@@ -223,7 +212,7 @@ def _unusable() -> Iterator[None]:
     """Hidden randomness, or a refusal, found while probing exits 2, as if at once."""
     try:
         yield
-    except (leaks.NotDeterministic, leaks.Refused) as error:
+    except (findings.NotDeterministic, findings.Refused) as error:
         raise cli.UsageError(str(error)) from error
 
 

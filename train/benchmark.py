@@ -43,21 +43,19 @@ from absl import flags
 
 # `python -m` looks in the current folder first: a stranger's models.py is not ours.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from train import (
-    bench_attention,
-    bench_claims,
-    bench_machine,
-    bench_mixers,
-    bench_peers,
-    bench_picture,
-    bench_plan,
-    bench_report,
-    bench_train_step,
-    bench_trials,
-    cli,
-    foreign,
-    workdir,
+from train import cli, foreign, workdir
+from train.bench import claims as bench_claims
+from train.bench import (
+    implementations,
+    mixers,
+    peers,
+    picture,
+    presets,
+    steps,
+    tables,
+    trials,
 )
+from train.report import machine
 
 sys.path.pop(0)
 
@@ -66,8 +64,8 @@ WORKDIR = "runs/benchmark"
 
 
 def attention(
-    plan: bench_plan.Plan,
-    contenders: Mapping[str, bench_peers.Contender],
+    plan: presets.Plan,
+    contenders: Mapping[str, peers.Contender],
     left_out: Mapping[str, str],
     *,
     preset: str,
@@ -85,12 +83,12 @@ def attention(
     Returns:
       What stands in results.json.
     """
-    console = bench_report.console()
+    console = tables.console()
     results: dict[str, Any] = {
         "what": "attention",
         "preset": preset,
         "complete": False,
-        "machine": bench_machine.describe(),
+        "machine": machine.describe(),
         "left_out": dict(left_out),
         "rows": [],
         "exponents": [],
@@ -98,9 +96,9 @@ def attention(
     }
 
     def keep() -> None:
-        results["exponents"] = bench_attention.exponents(results["rows"])
+        results["exponents"] = implementations.exponents(results["rows"])
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-        workdir.write(path / bench_report.FILE_NAME, text)
+        workdir.write(path / tables.FILE_NAME, text)
 
     keep()
     said = ""
@@ -113,26 +111,26 @@ def attention(
                 said = words
                 status.update(words)
 
-            for rows in bench_attention.sweep(plan, contenders, announce=announce):
+            for rows in implementations.sweep(plan, contenders, announce=announce):
                 results["rows"] += rows
                 keep()
-                console.print(f"{said}: {bench_report.case_line(rows)}")
+                console.print(f"{said}: {tables.case_line(rows)}")
             if plan.claims:
-                scale = bench_trials.Scale(plan.claims, plan.rounds, plan.seconds)
+                scale = trials.Scale(plan.claims, plan.rounds, plan.seconds)
                 for claim in bench_claims.measure(scale, announce=announce):
                     results["claims"].append(claim)
                     keep()
-                    console.print(bench_report.claim_line(claim))
+                    console.print(tables.claim_line(claim))
         results["complete"] = True
         keep()
     finally:  # also when interrupted
-        bench_report.show(console, results)
+        tables.show(console, results)
         measured = [row for row in results["rows"] if row["verdict"] == "measured"]
         pictures = [
-            bench_picture.draw(path / workdir.FIGURES, measured, dtype=dtype)
+            picture.draw(path / workdir.FIGURES, measured, dtype=dtype)
             for dtype in dict.fromkeys(row["dtype"] for row in measured)
         ]
-        files = [bench_report.FILE_NAME, *(str(x.relative_to(path)) for x in pictures)]
+        files = [tables.FILE_NAME, *(str(x.relative_to(path)) for x in pictures)]
         console.print(f"{path}: {', '.join(files)}")
     return results
 
@@ -142,7 +140,7 @@ def passed(results: Mapping[str, Any]) -> bool:
     rows, claims = results["rows"], results["claims"]
     verdicts = {x["verdict"] for x in (*rows, *claims)}
     of_target = {
-        row["verdict"] for row in rows if row["implementation"] == bench_peers.TARGET
+        row["verdict"] for row in rows if row["implementation"] == peers.TARGET
     }
     unmeasured = of_target and "measured" not in of_target
     return not (verdicts & {"wrong", "missed"} or unmeasured)
@@ -155,8 +153,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "rounds", None, "measurements of each", lower_bound=1, flag_values=values
     )
     _define_attention(values)
-    bench_train_step.define_flags(values)
-    bench_mixers.define_flags(values)
+    steps.define_flags(values)
+    mixers.define_flags(values)
 
 
 def _define_attention(values: flags.FlagValues) -> None:
@@ -167,19 +165,19 @@ def _define_attention(values: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "preset",
         None,
-        list(bench_plan.PRESETS),
+        list(presets.PRESETS),
         "what is measured unless a flag says otherwise; not given: by the platform",
         flag_values=values,
     )
     text("workdir", WORKDIR, "folder for what is found")
     text("target", None, "package.module:callable, a kernel of your own")
     several("compare", None, "two results.json: print the ratios, and measure nothing")
-    known = ", ".join(bench_peers.CONTENDERS)
+    known = ", ".join(peers.CONTENDERS)
     several("implementations", None, f"of {known}")
     several("lengths", None, "T = S, ascending")
-    several("dtypes", None, f"of {', '.join(bench_plan.DTYPES)}")
-    several("modes", None, f"of {', '.join(bench_plan.MODES)}")
-    several("directions", None, f"of {', '.join(bench_plan.DIRECTIONS)}")
+    several("dtypes", None, f"of {', '.join(presets.DTYPES)}")
+    several("modes", None, f"of {', '.join(presets.MODES)}")
+    several("directions", None, f"of {', '.join(presets.DIRECTIONS)}")
     integer("batch_size", None, "B", lower_bound=1)
     integer("num_heads", None, "N, query heads", lower_bound=1)
     integer("num_kv_heads", None, "K, key/value heads", lower_bound=1)
@@ -220,17 +218,17 @@ def main(values: flags.FlagValues) -> int:
             if len(values.compare) != 2:
                 raise ValueError(f"--compare needs two files, got {values.compare}")
             paths = [pathlib.Path(path) for path in values.compare]
-            bench_report.compare(bench_report.console(), paths)
+            tables.compare(tables.console(), paths)
         return 0
     what = f"--what={values.what}"
     if values.what != "mixers":
-        _refuse_flags(values, bench_mixers.define_flags, what)
+        _refuse_flags(values, mixers.define_flags, what)
     if values.what != "train_step":
-        _refuse_flags(values, bench_train_step.define_flags, what)
+        _refuse_flags(values, steps.define_flags, what)
     if values.what != "attention":
         shared = ("workdir",) if values.what == "mixers" else ()
         _refuse_flags(values, _define_attention, what, but=shared)
-        own = bench_mixers if values.what == "mixers" else bench_train_step
+        own = mixers if values.what == "mixers" else steps
         return own.main(values)
     for name, value in PASSIVE_THREADS.items():
         os.environ.setdefault(name, value)
@@ -238,18 +236,18 @@ def main(values: flags.FlagValues) -> int:
     with cli.usage_errors():
         plan = _plan(values, preset)
         target = foreign.load(values.target) if values.target else None
-        contenders, left_out = bench_peers.choose(plan.implementations, target)
+        contenders, left_out = peers.choose(plan.implementations, target)
         path = pathlib.Path(values.workdir).absolute()
         (path / workdir.FIGURES).mkdir(parents=True, exist_ok=True)
     results = attention(plan, contenders, left_out, preset=preset, path=path)
     return 0 if passed(results) else 1
 
 
-def _plan(values: flags.FlagValues, preset: str) -> bench_plan.Plan:
+def _plan(values: flags.FlagValues, preset: str) -> presets.Plan:
     """The preset's plan under the flags that were given."""
-    if preset not in bench_plan.PRESETS:
+    if preset not in presets.PRESETS:
         raise ValueError(f"there is no preset for the platform {preset!r}: name one")
-    plan = bench_plan.PRESETS[preset]
+    plan = presets.PRESETS[preset]
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(plan):
         if field.name in values and values[field.name].present:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from ml_collections import config_dict
 
 from models import config as model_config
-from train import tokenizers
+from train.text import tokenizers
 
 T = TypeVar("T")
 

@@ -37,19 +37,12 @@ from absl import flags
 
 # `python -m` looks in the current folder first: a stranger's models.py is not ours.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from train import (
-    bench_machine,
-    bench_plan,
-    bench_report,
-    cli,
-    data,
-    device_check_cases,
-    device_check_report,
-    device_check_speed,
-    foreign,
-    workdir,
-)
+from train import cli, foreign, workdir
 from train import config as config_lib
+from train.bench import presets, tables
+from train.device import checks, speed, verdict
+from train.report import machine
+from train.text import data
 
 sys.path.pop(0)
 
@@ -63,7 +56,7 @@ class Plan:
     """What is checked.
 
     Attributes:
-      cases: for each name of `device_check_cases.CASES`, in what numbers.
+      cases: for each name of `checks.CASES`, in what numbers.
       length: T of most of these cases.
       width: H of most of these cases.
       sweep: of the benchmark; its heads, dtype and rounds are those of the masks too.
@@ -75,10 +68,10 @@ class Plan:
       seconds: after which no further case of the benchmark is begun.
     """
 
-    cases: Mapping[str, Sequence[device_check_cases.Variant]]
+    cases: Mapping[str, Sequence[checks.Variant]]
     length: int
     width: int
-    sweep: bench_plan.Plan
+    sweep: presets.Plan
     mask_length: int
     peer: str
     layers: int
@@ -90,16 +83,16 @@ class Plan:
 PRESETS: Mapping[str, Plan] = types.MappingProxyType(
     {
         "gpu": Plan(
-            cases=dict.fromkeys(device_check_cases.CASES, device_check_cases.VARIANTS),
+            cases=dict.fromkeys(checks.CASES, checks.VARIANTS),
             length=256,
             width=64,
             # Who would only repeat one of these is left to the benchmark itself.
             sweep=dataclasses.replace(
-                bench_plan.PRESETS["gpu"],
+                presets.PRESETS["gpu"],
                 implementations=("flash", "cudnn", "jax.nn.xla", "torch"),
                 seconds=1.0,
             ),
-            mask_length=device_check_speed.MASK_LENGTH,
+            mask_length=speed.MASK_LENGTH,
             peer="cudnn",
             layers=0,
             rounds=10,
@@ -108,18 +101,18 @@ PRESETS: Mapping[str, Plan] = types.MappingProxyType(
         ),
         "smoke": Plan(
             cases={
-                "B030": (device_check_cases.BFLOAT16,),
-                "B074": (device_check_cases.HIGHEST,),
-                "grouped": (device_check_cases.FLOAT16,),
+                "B030": (checks.BFLOAT16,),
+                "B074": (checks.HIGHEST,),
+                "grouped": (checks.FLOAT16,),
             },
             length=16,
             width=8,
             sweep=dataclasses.replace(
-                bench_plan.PRESETS["smoke"],
+                presets.PRESETS["smoke"],
                 implementations=("flash", "reference"),
                 lengths=(16,),
                 modes=("jit",),
-                directions=bench_plan.DIRECTIONS[1:],
+                directions=presets.DIRECTIONS[1:],
                 head_counts=(),
             ),
             mask_length=64,
@@ -157,7 +150,7 @@ class Inputs:
 def _correctness(given: Inputs) -> Iterator[list[Row]]:
     plan = given.plan
     given.announce("every implementation against float64")
-    rows = device_check_cases.check(plan.cases, length=plan.length, width=plan.width)
+    rows = checks.check(plan.cases, length=plan.length, width=plan.width)
     for name, of_case in itertools.groupby(rows, lambda row: row["case"]):
         yield list(of_case)
         given.announce(f"{name}: done")
@@ -165,7 +158,7 @@ def _correctness(given: Inputs) -> Iterator[list[Row]]:
 
 def _masks(given: Inputs) -> Iterator[list[Row]]:
     plan = given.plan
-    yield from device_check_speed.against_dense(
+    yield from speed.against_dense(
         plan.sweep, length=plan.mask_length, peer=plan.peer, announce=given.announce
     )
 
@@ -177,15 +170,11 @@ def _train_step(given: Inputs) -> Iterator[list[Row]]:
     config = dataclasses.replace(
         given.config, model=dataclasses.replace(model, num_layers=layers)
     )
-    yield [
-        device_check_speed.train_step(
-            config, given.corpus, rounds=plan.rounds, steps=plan.steps
-        )
-    ]
+    yield [speed.train_step(config, given.corpus, rounds=plan.rounds, steps=plan.steps)]
 
 
 def _benchmark(given: Inputs) -> Iterator[list[Row]]:
-    yield from device_check_speed.sweep(
+    yield from speed.sweep(
         given.plan.sweep, until=given.until, announce=given.announce, note=given.note
     )
 
@@ -261,14 +250,14 @@ def main(values: flags.FlagValues) -> int:
         if (path / workdir.CONFIG).exists():
             raise ValueError(f"{path} holds a run, whose report would be lost")
         path.mkdir(parents=True, exist_ok=True)
-    console = bench_report.console()
+    console = tables.console()
     plan = PRESETS[preset]
     report: Row = {
         "what": "device_check",
         "preset": preset,
         "complete": False,
         "passed": False,
-        "machine": bench_machine.describe(),
+        "machine": machine.describe(),
         "seconds": {},
         "notes": [],
         "broken": {},
@@ -289,10 +278,10 @@ def main(values: flags.FlagValues) -> int:
     try:
         check(given, values.parts, report, keep)
         report["complete"] = True
-        report["passed"] = device_check_report.passed(report)
+        report["passed"] = verdict.passed(report)
         keep()
     finally:  # also when interrupted
-        device_check_report.show(console, report)
+        verdict.show(console, report)
         console.print(str(path / workdir.REPORT))
     return 0 if report["passed"] else 1
 

@@ -19,21 +19,12 @@ import rich.table
 from jaxtyping import Int
 
 from models import transformer
-from train import (
-    baselines,
-    causality,
-    checkpoint,
-    data,
-    driver,
-    evaluation,
-    figures,
-    loop,
-    loss,
-    metrics,
-    sampling,
-    workdir,
-)
 from train import config as config_lib
+from train import workdir
+from train.lm import checkpoint, driver, evaluation, loop, loss, metrics, sampling
+from train.proofs import causality
+from train.report import figures
+from train.text import baselines, data
 
 EVALUATION_BATCH = 64
 PROFILED_STEPS = 5

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from flax import linen
 
-from attention import leaks
+import attention
+from attention.properties import findings
 
 # Folders of code that is not the stranger's: installed, or ours.
 _OTHERS = tuple(
@@ -27,7 +28,7 @@ _OTHERS = tuple(
     for folder in (
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
         os.path.dirname(__file__),
-        os.path.dirname(leaks.__file__),
+        os.path.dirname(attention.__file__),
     )
 )
 # Our packages that an audit imports; the stranger cannot have any of these names.
@@ -118,12 +119,12 @@ def guarded() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except UnusableOutput as error:
-        raise leaks.Refused(str(error)) from error
-    except leaks.Refused:
+        raise findings.Refused(str(error)) from error
+    except findings.Refused:
         raise
     # Foreign code: anything may go wrong.
     except (Exception, SystemExit) as error:
-        raise leaks.Refused(f"raised {blame(error)}") from error
+        raise findings.Refused(f"raised {blame(error)}") from error
 
 
 def silent() -> contextlib.redirect_stdout[io.StringIO]:

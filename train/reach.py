@@ -29,24 +29,17 @@ import rich.markdown
 import rich.progress
 from absl import flags
 
-from train import (
-    baselines,
-    bench_machine,
-    bench_report,
-    cli,
-    data,
-    reach_config,
-    reach_picture,
-    reach_report,
-    reach_runs,
-    workdir,
-)
+from train import cli, workdir
+from train.bench import tables
+from train.report import machine
+from train.studies.reach import picture, runs, settings, summary
+from train.text import baselines, data
 
 SUMMARY = "summary.md"
 
 
 def study(
-    config: reach_config.Config, corpus: data.Corpus, path: pathlib.Path
+    config: settings.Config, corpus: data.Corpus, path: pathlib.Path
 ) -> dict[str, Any]:
     """Trains, measures, writes what was found.
 
@@ -59,7 +52,7 @@ def study(
       What stands in report.json.
     """
     start = time.perf_counter()
-    console = bench_report.console()
+    console = tables.console()
     # Seldom drawn anew: that takes time from what is measured.
     with rich.progress.Progress(console=console, refresh_per_second=1) as progress:
 
@@ -72,39 +65,39 @@ def study(
 
         found = {}
         for name, model_config in config.models().items():
-            found[name] = reach_runs.measure(
+            found[name] = runs.measure(
                 model_config, config, corpus, track=track, words=f"training {name}"
             )
             mean = found[name].losses.mean()
             console.print(f"{name}: {mean:.2f} nats per token after training")
-        times = reach_runs.step_times(config, track=track)
+        times = runs.step_times(config, track=track)
     nats = baselines.nats_per_token(
         corpus.train, corpus.validation, vocab_size=corpus.tokenizer.vocab_size
     )
-    report = reach_report.findings(found, times, config, unigram=nats["unigram"])
+    report = summary.findings(found, times, config, unigram=nats["unigram"])
     report |= {
-        "machine": bench_machine.describe(),
+        "machine": machine.describe(),
         "data": {"path": corpus.path, "sha256": corpus.sha256},
         "seconds": time.perf_counter() - start,
     }
     workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
-    words = reach_report.words(report)
+    words = summary.words(report)
     workdir.write(path / SUMMARY, words)
-    reach_picture.gradients(path / workdir.FIGURES, found, report)
-    reach_picture.step_time(path / workdir.FIGURES, report["step_time"])
+    picture.gradients(path / workdir.FIGURES, found, report)
+    picture.step_time(path / workdir.FIGURES, report["step_time"])
     console.print(rich.markdown.Markdown(words), soft_wrap=False)
     return report
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Declares the program's flags."""
-    cli.define_config(values, reach_config.Config)
+    cli.define_config(values, settings.Config)
     flags.DEFINE_string("workdir", None, "folder of the study", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and makes the study."""
-    config = cli.read_config(values, reach_config.Config)
+    config = cli.read_config(values, settings.Config)
     path = cli.workdir(values, example="runs/reach")
     with cli.usage_errors():
         corpus = data.load_corpus(
@@ -112,7 +105,7 @@ def main(values: flags.FlagValues) -> int:
             tokenizer=config.data.tokenizer,
             context=config.model.context,
         )
-        reach_runs.text_rows(corpus, rows=config.rows, context=config.model.context)
+        runs.text_rows(corpus, rows=config.rows, context=config.model.context)
         workdir.claim(path, config, corpus)
     report = study(config, corpus, path)
     return 0 if report["passed"] else 1

@@ -27,24 +27,15 @@ import time
 
 from absl import flags
 
-from train import (
-    bench_machine,
-    cli,
-    study_claims,
-    study_config,
-    study_picture,
-    study_progress,
-    study_runs,
-    study_summary,
-    study_table,
-    workdir,
-)
+from train import cli, workdir
+from train.report import machine
+from train.studies.recall import claims, config, picture, progress, runs, summary, table
 
 SUMMARY = "summary.md"
-_ROW, _DISTANCE = study_table.Row, study_table.DistanceRow
+_ROW, _DISTANCE = table.Row, table.DistanceRow
 
 
-def prepare(settings: study_config.StudyConfig, path: pathlib.Path) -> None:
+def prepare(settings: config.StudyConfig, path: pathlib.Path) -> None:
     """Makes the folder the study's own, or checks that it already is.
 
     Args:
@@ -55,18 +46,18 @@ def prepare(settings: study_config.StudyConfig, path: pathlib.Path) -> None:
       ValueError: the folder cannot be written, its files are damaged, or it holds
         another study. Nothing was written then.
     """
-    results = path / study_table.RESULTS
+    results = path / table.RESULTS
     if results.exists() and not (path / workdir.CONFIG).exists():
         raise ValueError(
             f"workdir {str(path)!r} holds {results.name} without {workdir.CONFIG}: "
             "of which study?"
         )
     workdir.claim(path, settings)
-    study_table.read(results, _ROW)
-    study_table.read(path / study_table.DISTANCE, _DISTANCE)
+    table.read(results, _ROW)
+    table.read(path / table.DISTANCE, _DISTANCE)
 
 
-def study(settings: study_config.StudyConfig, path: pathlib.Path) -> bool:
+def study(settings: config.StudyConfig, path: pathlib.Path) -> bool:
     """Runs what is missing of a study, and reports all of it.
 
     Args:
@@ -77,26 +68,26 @@ def study(settings: study_config.StudyConfig, path: pathlib.Path) -> bool:
       Whether what the study asserts holds.
     """
     began = time.perf_counter()
-    rows = study_table.read(path / study_table.RESULTS, _ROW)
+    rows = table.read(path / table.RESULTS, _ROW)
     done = {(row.mixer, row.width) for row in rows}
-    distances = study_table.read(path / study_table.DISTANCE, _DISTANCE)
+    distances = table.read(path / table.DISTANCE, _DISTANCE)
     if settings.task == "recall":
         done &= {(row.mixer, row.width) for row in distances}
     # Of two files, an interrupted run may have left a pair in one.
     rows = [row for row in rows if (row.mixer, row.width) in done]
     distances = [row for row in distances if (row.mixer, row.width) in done]
     missing = [pair for pair in settings.combinations if pair not in done]
-    with study_progress.progress(settings, missing) as (announce, finish):
+    with progress.progress(settings, missing) as (announce, finish):
         for mixer, width in missing:
-            own, by_distance = study_runs.run(
+            own, by_distance = runs.run(
                 settings, mixer, width, announce=announce(mixer, width)
             )
             rows += own
             distances += by_distance
             if distances:
-                study_table.write(path / study_table.DISTANCE, distances, _DISTANCE)
-            study_table.write(path / study_table.RESULTS, rows, _ROW)
-            (point,) = study_claims.points(own)
+                table.write(path / table.DISTANCE, distances, _DISTANCE)
+            table.write(path / table.RESULTS, rows, _ROW)
+            (point,) = claims.points(own)
             finish(point)
     seconds = None
     if len(missing) == len(settings.combinations):  # else it was begun earlier
@@ -105,18 +96,18 @@ def study(settings: study_config.StudyConfig, path: pathlib.Path) -> bool:
 
 
 def _report(
-    settings: study_config.StudyConfig,
+    settings: config.StudyConfig,
     path: pathlib.Path,
-    rows: list[study_table.Row],
-    distances: list[study_table.DistanceRow],
+    rows: list[table.Row],
+    distances: list[table.DistanceRow],
     seconds: float | None,
 ) -> bool:
     """Writes, draws and prints what was found; returns whether all assertions hold."""
-    points = study_claims.points(rows)
-    comparisons = study_claims.compare(points, goal=settings.runs.goal)
-    reaches = study_claims.reaches(settings, distances)
-    checks = study_claims.checks(settings, points, reaches)
-    words = study_summary.summary(settings, points, comparisons, reaches, checks)
+    points = claims.points(rows)
+    comparisons = claims.compare(points, goal=settings.runs.goal)
+    reaches = claims.reaches(settings, distances)
+    checks = claims.checks(settings, points, reaches)
+    words = summary.summary(settings, points, comparisons, reaches, checks)
     workdir.write(path / SUMMARY, words)
     report = {
         # None: nothing was asserted.
@@ -126,27 +117,27 @@ def _report(
         "comparisons": [found.report() for found in comparisons],
         "reaches": [reach.report() for reach in reaches],
         "seconds": seconds,
-        "machine": bench_machine.describe(),
+        "machine": machine.describe(),
     }
     text = json.dumps(report, indent=2, allow_nan=False) + "\n"
     workdir.write(path / workdir.REPORT, text)
     folder = path / workdir.FIGURES
-    study_picture.accuracy(folder, settings, points)
+    picture.accuracy(folder, settings, points)
     if distances:
-        study_picture.distance(folder, settings, distances)
+        picture.distance(folder, settings, distances)
     print(words, end="")
     return all(check.passed for check in checks)
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Declares the program's flags."""
-    cli.define_config(values, study_config.StudyConfig)
+    cli.define_config(values, config.StudyConfig)
     flags.DEFINE_string("workdir", None, "folder of the study", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> int:
     """Parses flags, and runs the study."""
-    settings = cli.read_config(values, study_config.StudyConfig)
+    settings = cli.read_config(values, config.StudyConfig)
     path = cli.workdir(values, example="runs/recall")
     with cli.usage_errors():
         prepare(settings, path)

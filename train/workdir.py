@@ -17,7 +17,7 @@ import pathlib
 from typing import Any
 
 from train import config as config_lib
-from train import data
+from train.text import data
 
 CONFIG, CORPUS, REPORT = "config.json", "corpus.json", "report.json"
 CHECKPOINTS, FIGURES, PROFILE = "checkpoints", "figures", "profile"

@@ -1,0 +1,301 @@
+"""The masks that are no composition, each decided by the positions of query and key.
+
+Their meaning is told by the functions of `attention.masks` that make them.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from attention.masks import algebra, block_maps
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf(algebra.Mask):
+    """A mask that is no composition: the one place where offsets are handled."""
+
+    offset: Int[Array, ""] | None = dataclasses.field(kw_only=True)
+
+    def _visible(self, places: algebra.Places) -> algebra.Visible:
+        query = places.query
+        if self.offset is not None:
+            query = query + self.offset
+        return self._sees(query, places)
+
+    def _sees(
+        self, query: Int[Array, "B|1 1 T 1"], places: algebra.Places
+    ) -> algebra.Visible:
+        """Evaluates at the absolute positions of the queries."""
+        raise NotImplementedError
+
+    def _blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        return self._sees_blocks(spans.shifted(self.offset))
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        """Decides on the blocks, whose queries stand at absolute positions."""
+        raise NotImplementedError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Causal(Leaf):
+    """See `causal`."""
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        return places.key <= query
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        return block_maps.Blocks(
+            some=spans.key_first <= spans.query_last,
+            every=spans.key_last <= spans.query_first,
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Window(Leaf):
+    """See `window`."""
+
+    left: int | None = algebra.static()
+    right: int | None = algebra.static()
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        visible = jnp.ones((1, 1, 1, 1), bool)
+        if self.left is not None:
+            visible &= places.key >= query - self.left
+        if self.right is not None:
+            visible &= places.key <= query + self.right
+        return places.spread(visible)
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        blocks = block_maps.FULL
+        if self.left is not None:
+            blocks &= block_maps.Blocks(
+                some=spans.key_last >= spans.query_first - self.left,
+                every=spans.key_first >= spans.query_last - self.left,
+            )
+        if self.right is not None:
+            blocks &= block_maps.Blocks(
+                some=spans.key_first <= spans.query_last + self.right,
+                every=spans.key_last <= spans.query_first + self.right,
+            )
+        return blocks
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prefix(Leaf):
+    """See `prefix`."""
+
+    length: Int[Array, ""] | Int[Array, "B"]
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        return (places.key <= query) | (places.key < _per_row(self.length, places))
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        length = self.length.reshape(-1, 1, 1, 1)
+        return block_maps.Blocks(
+            some=(spans.key_first <= spans.query_last) | (spans.key_first < length),
+            every=(spans.key_last <= spans.query_first) | (spans.key_last < length),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Chunked(Leaf):
+    """See `chunked`."""
+
+    size: int = algebra.static()
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        return query // self.size == places.key // self.size
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        # Consecutive positions lie in consecutive chunks.
+        chunks = spans.of(self.size)
+        return block_maps.equal(
+            (chunks.query_first, chunks.query_last), (chunks.key_first, chunks.key_last)
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Segments(Leaf):
+    """See `segments`."""
+
+    query_ids: Int[Array, "T"] | Int[Array, "B T"]
+    key_ids: Int[Array, "S"] | Int[Array, "B S"] | None
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        query_ids, key_ids = map(places.rows, self._ids())
+        query_ids, has_query = _lookup(query_ids, query, axis=2)
+        key_ids, has_key = _lookup(key_ids, places.key, axis=3)
+        return has_query & has_key & (query_ids == key_ids)
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        query, key = spans.positions()
+        query_ids, key_ids = self._ids()
+        queries, queries_lie = _extremes(query_ids, query, spans.sizes[0], axis=2)
+        keys, keys_lie = _extremes(key_ids, key, spans.sizes[1], axis=3)
+        return block_maps.equal(queries, keys) & queries_lie & keys_lie
+
+    def _ids(self) -> tuple[Int[Array, "B|1 1 T 1"], Int[Array, "B|1 1 1 S"]]:
+        query_ids = jnp.atleast_2d(self.query_ids)
+        key_ids = query_ids if self.key_ids is None else jnp.atleast_2d(self.key_ids)
+        return query_ids[:, None, :, None], key_ids[:, None, None, :]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Lengths(Leaf):
+    """See `lengths`."""
+
+    key_lengths: Int[Array, ""] | Int[Array, "B"] | None
+    query_lengths: Int[Array, ""] | Int[Array, "B"] | None
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        visible = jnp.ones((1, 1, 1, 1), bool)
+        for position, length in (
+            (places.key, self.key_lengths),
+            (query, self.query_lengths),
+        ):
+            if length is not None:
+                inside = position < _per_row(length, places)
+                visible &= inside & (position >= 0)
+        return places.spread(visible)
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        blocks = block_maps.FULL
+        for first, last, length in (
+            (spans.key_first, spans.key_last, self.key_lengths),
+            (spans.query_first, spans.query_last, self.query_lengths),
+        ):
+            if length is not None:
+                length = length.reshape(-1, 1, 1, 1)
+                blocks &= block_maps.Blocks(
+                    some=(first < length) & (last >= 0) & (length > 0),
+                    every=(last < length) & (first >= 0),
+                )
+        return blocks
+
+    def _valid(self, length: int, *, of_queries: bool) -> algebra.Valid:
+        lengths = self.query_lengths if of_queries else self.key_lengths
+        if lengths is None:
+            return None
+        position = jnp.arange(length, dtype=jnp.int32)[None]
+        if of_queries and self.offset is not None:
+            position = position + self.offset
+        return (position >= 0) & (position < jnp.reshape(lengths, (-1, 1)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Dense(Leaf):
+    """See `dense`."""
+
+    array: Bool[Array, "..."]
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        shape = (1,) * (4 - self.array.ndim) + self.array.shape
+        T, S = places.query.shape[2], places.key.shape[3]
+        visible = places.heads(places.rows(self.array.reshape(shape)))
+        if places.in_order and (
+            shape[3] not in (1, S) or (self.offset is None and shape[2] not in (1, T))
+        ):
+            raise ValueError(
+                "mask must broadcast from the right against [B N T S] with "
+                f"T = {T} and S = {S}, got {list(self.array.shape)}"
+            )
+        # The gather is left out wherever the array stands in the order asked for.
+        if shape[2] > 1 and not (places.in_order and self.offset is None):
+            visible, inside = _lookup(visible, query, axis=2)
+            visible &= inside
+        if shape[3] > 1 and not places.in_order:
+            visible, inside = _lookup(visible, places.key, axis=3)
+            visible &= inside
+        return visible
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        shape = (1,) * (4 - self.array.ndim) + self.array.shape
+        T, S = spans.lengths
+        stands = shape[2] == 1 or (shape[2] == T and self.offset is None)
+        if not (stands and shape[3] in (1, S)):
+            return block_maps.PARTIAL
+        some = every = self.array.reshape(shape)
+        for axis, block in zip((2, 3), spans.sizes, strict=True):
+            if shape[axis] != 1:
+                some = block_maps.reduce(jnp.any, some, block, axis=axis, fill=False)
+                every = block_maps.reduce(jnp.all, every, block, axis=axis, fill=True)
+        return block_maps.Blocks(some, every)
+
+    def _valid(self, length: int, *, of_queries: bool) -> algebra.Valid:
+        shape = (1,) * (4 - self.array.ndim) + self.array.shape
+        if of_queries:
+            known = self.offset is None and shape[1:] == (1, length, 1)
+        else:
+            known = shape[1:] == (1, 1, length)
+        return self.array.reshape(shape[0], length) if known else None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Where(Leaf):
+    """See `where`."""
+
+    predicate: algebra.Predicate = algebra.static()
+
+    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+        zero = jnp.zeros(1, jnp.int32)
+        batch = zero if places.batch is None else places.batch
+        head = zero if places.head is None else places.head
+        visible = self.predicate(
+            query,
+            places.key,
+            batch=batch[:, None, None, None],
+            head=head[None, :, None, None],
+        )
+        visible = algebra.boolean(
+            visible, "the result of a mask's predicate must be boolean"
+        )
+        return places.spread(visible.reshape((1,) * (4 - visible.ndim) + visible.shape))
+
+    def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
+        del spans
+        return block_maps.PARTIAL
+
+
+def _per_row(lengths: Array, places: algebra.Places) -> Int[Array, "B|1 1 1 1"]:
+    return places.rows(jnp.reshape(lengths, (-1, 1, 1, 1)))
+
+
+def _lookup(data: Array, positions: Array, *, axis: int) -> tuple[Array, Array]:
+    """Entries of the data at the positions, and which positions lie inside of it.
+
+    At the others there is no error and something to ignore.
+    """
+    inside = (positions >= 0) & (positions < data.shape[axis])
+    return jnp.take_along_axis(data, positions, axis=axis, mode="fill"), inside
+
+
+def _extremes(
+    ids: Int[Array, "B|1 1 T|1 S|1"],
+    positions: Int[block_maps.Known, "1 1 T|1 S|1"],
+    block: int,
+    *,
+    axis: int,
+) -> tuple[tuple[Array, Array], block_maps.Blocks]:
+    """The least and the largest id of each block, and whether it lies in the data."""
+    ids, inside = _lookup(ids, jnp.asarray(positions), axis=axis)
+    limits = jnp.iinfo(ids.dtype)
+
+    def reduced(f: Callable[..., Array], data: Array, fill: Any) -> Array:
+        return block_maps.reduce(f, data, block, axis=axis, fill=fill)
+
+    least = reduced(jnp.min, jnp.where(inside, ids, limits.max), limits.max)
+    most = reduced(jnp.max, jnp.where(inside, ids, limits.min), limits.min)
+    some, every = reduced(jnp.any, inside, False), reduced(jnp.all, inside, True)
+    return (least, most), block_maps.Blocks(some, every)

@@ -1,0 +1,1 @@
+"""The benchmark: presets, peers, measurements, claims and tables."""

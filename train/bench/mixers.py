@@ -1,0 +1,250 @@
+"""Mixers of linear time: how their time grows with T, and how it compares with flash.
+
+    seconds ≈ c · Tᵅ,   α at most 1.15        forward, T from 2048 to 32768
+    at T = 16384 at least three times as fast as full causal flash attention
+
+`mixer_cases` says of what. The second claim is made for linear attention,
+Performer, RWKV and Mamba; the others stand beside them.
+
+`train.benchmark --what=mixers` is the program.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import rich.table
+from absl import flags
+
+from train import cli, workdir
+from train.bench import mixer_cases as cases
+from train.bench import presets
+from train.bench import tables as bench_report
+from train.report import machine, stopwatch
+
+LENGTHS, RACE = (2048, 4096, 8192, 16384, 32768), 16384
+MOST_GROWTH, LEAST_SPEED = 1.15, 3.0
+ROUNDS, SECONDS = 7, 60.0
+DIRECTIONS = presets.DIRECTIONS
+
+Row = Mapping[str, Any]
+
+
+def measure(
+    *, divisor: int, rounds: int, announce: Callable[[str], None]
+) -> Iterator[list[dict[str, Any]]]:
+    """Measures: each mixer at all lengths in turns, then everyone at one length.
+
+    Args:
+      divisor: of every length; 1 where the claims are judged.
+      rounds: measurements of each, at most.
+      announce: told what comes next.
+
+    Yields:
+      Rows: `part`, 'growth' or 'race', and what `train.benchmark --compare` reads.
+    """
+    forward, _ = DIRECTIONS
+    for name in cases.CONTENDERS:
+        if name == cases.FLASH:
+            continue
+        announce(f"growth of {name}")
+        yield _in_turns(
+            "growth", [(name, n // divisor) for n in LENGTHS], forward, rounds
+        )
+    for direction in DIRECTIONS:
+        announce(f"everyone at T={RACE // divisor}, {direction}")
+        yield _in_turns(
+            "race",
+            [(name, RACE // divisor) for name in cases.CONTENDERS],
+            direction,
+            rounds,
+        )
+
+
+def _in_turns(
+    part: str, works: list[tuple[str, int]], direction: str, rounds: int
+) -> list[dict[str, Any]]:
+    pieces = {
+        f"{name} {length}": cases.piece(
+            name, length, backward=direction != DIRECTIONS[0]
+        )
+        for name, length in works
+    }
+    seconds = stopwatch.interleaved(
+        {key: own.run for key, own in pieces.items()},
+        stopwatch.turns(rounds, seconds=SECONDS),
+    )
+    return [
+        {
+            "part": part,
+            "implementation": name,
+            "mode": "jit",
+            "verdict": "measured",
+            "direction": direction,
+            "dtype": "float32",
+            "batch_size": 1,
+            "length": length,
+            "num_heads": cases.HEADS,
+            "num_kv_heads": cases.HEADS,
+            "width": cases.WIDTH,
+            "is_causal": True,
+            "milliseconds": stopwatch.quartiles(seconds[f"{name} {length}"]),
+            "temporary_bytes": pieces[f"{name} {length}"].temporary_bytes,
+        }
+        for name, length in works
+    ]
+
+
+def line(rows: Sequence[Row]) -> str:
+    """What was measured in the same turns, in one line."""
+    words = [
+        f"{x['implementation']} T={x['length']} {x['milliseconds'][1]:.4g} ms"
+        for x in rows
+    ]
+    return f"{rows[0]['direction']}: {', '.join(words)}"
+
+
+def claims(rows: Sequence[Row], *, judged: bool) -> list[dict[str, Any]]:
+    """What the rows say of the claims.
+
+    Args:
+      rows: of `measure`, so far.
+      judged: whether they were measured at the lengths of the claims.
+
+    Returns:
+      asked, limit (in words), unit, measured and verdict: 'met', 'missed', 'not
+      claimed' or 'not judged'.
+    """
+    found = []
+    for name, contender in cases.CONTENDERS.items():
+        grown = [
+            x for x in rows if (x["part"], x["implementation"]) == ("growth", name)
+        ]
+        exponent = stopwatch.growth(
+            [x["length"] for x in grown], [x["milliseconds"][1] for x in grown]
+        )
+        if exponent is not None:
+            met = exponent <= MOST_GROWTH
+            limit = f"at most {MOST_GROWTH}"
+            found.append(_claim(f"{name}: time ~ T^", limit, [exponent], met))
+        speeds = _speeds(rows, name)
+        if name != cases.FLASH and len(speeds) == len(DIRECTIONS):
+            asked = f"{name}: times as fast as flash, {' / '.join(DIRECTIONS)}"
+            met = min(speeds) >= LEAST_SPEED
+            claim = _claim(asked, f"at least {LEAST_SPEED:g}", speeds, met)
+            if not contender.claimed:
+                claim |= {"limit": "", "verdict": "not claimed"}
+            found.append(claim)
+    if not judged:
+        found = [claim | {"verdict": "not judged"} for claim in found]
+    return found
+
+
+def _speeds(rows: Sequence[Row], name: str) -> list[float]:
+    """Flash's medians over those of a mixer, of the directions raced so far."""
+    medians = {
+        (x["implementation"], x["direction"]): x["milliseconds"][1]
+        for x in rows
+        if x["part"] == "race"
+    }
+    return [
+        medians[cases.FLASH, direction] / medians[name, direction]
+        for direction in DIRECTIONS
+        if (name, direction) in medians
+    ]
+
+
+def _claim(asked: str, limit: str, measured: list[float], met: bool) -> dict[str, Any]:
+    return {
+        "asked": asked,
+        "limit": limit,
+        "unit": "",
+        "measured": measured,
+        "verdict": "met" if met else "missed",
+    }
+
+
+def tables(results: Mapping[str, Any]) -> Iterator[rich.table.Table]:
+    """Medians of both parts, and the claims."""
+    rows = results["rows"]
+    for part, of_line, of_column in (
+        ("growth", "implementation", "length"),
+        ("race", "implementation", "direction"),
+    ):
+        own = [row for row in rows if row["part"] == part]
+        columns = list(dict.fromkeys(row[of_column] for row in own))
+        length = "" if part == "growth" else f" at T={own[0]['length']}" if own else ""
+        table = rich.table.Table(
+            title=f"{part}{length}: milliseconds, median (temporary MB)",
+            title_justify="left",
+        )
+        for heading in ("", *map(str, columns)):
+            table.add_column(heading)
+        lines: dict[str, dict[Any, str]] = {}
+        for row in own:
+            memory = row["temporary_bytes"]
+            text = f"{row['milliseconds'][1]:.4g}"
+            text += "" if memory is None else f" ({memory / 1e6:.3g})"
+            lines.setdefault(row[of_line], {})[row[of_column]] = text
+        for name, cells in lines.items():
+            table.add_row(name, *(cells.get(x, "") for x in columns))
+        yield table
+    table = rich.table.Table(title="what is claimed", title_justify="left")
+    for heading in ("asked", "limit", "measured", "verdict"):
+        table.add_column(heading)
+    for claim in results["claims"]:
+        numbers = " / ".join(f"{x:.3g}" for x in claim["measured"])
+        table.add_row(claim["asked"], claim["limit"], numbers, claim["verdict"])
+    yield table
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Declares the flags of --what=mixers."""
+    flags.DEFINE_integer(
+        "divisor",
+        1,
+        "of the lengths; above 1 the claims are not judged",
+        lower_bound=1,
+        upper_bound=LENGTHS[0],
+        flag_values=values,
+    )
+
+
+def main(values: flags.FlagValues) -> int:
+    """Measures the mixers; writes and shows what was found."""
+    path = pathlib.Path(values.workdir).absolute()
+    with cli.usage_errors():
+        path.mkdir(parents=True, exist_ok=True)
+    console = bench_report.console()
+    results: dict[str, Any] = {
+        "what": "mixers",
+        "complete": False,
+        "machine": machine.describe(),
+        "rows": [],
+        "claims": [],
+    }
+
+    def keep() -> None:
+        judged = values.divisor == 1
+        results["claims"] = claims(results["rows"], judged=judged)
+        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+        workdir.write(path / bench_report.FILE_NAME, text)
+
+    rounds = values.rounds or ROUNDS
+    try:
+        # Seldom drawn anew: that takes time from what is measured.
+        with console.status("", refresh_per_second=1) as status:
+            for rows in measure(
+                divisor=values.divisor, rounds=rounds, announce=status.update
+            ):
+                results["rows"] += rows
+                keep()
+                console.print(line(rows))
+        results["complete"] = True
+        keep()
+    finally:  # also when interrupted
+        console.print(machine.words(results["machine"]))
+        for table in tables(results):
+            console.print(table)
+    return int(any(claim["verdict"] == "missed" for claim in results["claims"]))

@@ -1,0 +1,1 @@
+"""The audit of anyone's callable: adapters of frameworks, probes, replay, report."""

@@ -1,0 +1,1 @@
+"""The check of one device: cases against float64, speed, tables."""

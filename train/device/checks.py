@@ -1,0 +1,236 @@
+"""Attention on this device against float64: small cases, every implementation.
+
+    w = softmax(q kᵀ / √H, over the visible keys);   o = w v;   dv = wᵀ do
+    ds = w ∘ (do vᵀ - rowsum(w ∘ do vᵀ));   dq = ds k / √H;   dk = dsᵀ q / √H
+
+The oracle is these lines in NumPy, on inputs rounded to the dtype and with the visible
+pairs written out as arrays: it shares nothing with what it judges. Programs are
+compiled side by side, since that is what takes the time.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+import attention
+from attention import dot_product, masks
+from train import foreign
+from train.bench import workload
+
+Row = dict[str, Any]
+# Those that honour every argument; others may refuse what they lack.
+HONOUR_ALL = frozenset({"reference", "flash"})
+RESULTS = ("out", "dq", "dk", "dv")
+
+
+class Variant(NamedTuple):
+    """In what numbers a case is computed, and how well.
+
+    Attributes:
+      dtype: of query, key and value.
+      precision: jax's default precision of matrix products; '': as it is.
+      output: error of the output up to which it is right, as a share of the largest
+        expected value.
+      gradients: the same of the gradients.
+    """
+
+    dtype: str
+    precision: str
+    output: float
+    gradients: float
+
+
+# The output in float32 as case B074 has it, in bfloat16 as B030. By default a GPU cuts
+# the operands of float32 products to the 10 bits of TF32; gradients pass through more
+# products. What is narrower is computed in float32 in part, and gets no better.
+FLOAT32 = Variant("float32", "", 2e-3, 1e-2)
+HIGHEST = Variant("float32", "highest", 1e-5, 1e-5)
+BFLOAT16 = Variant("bfloat16", "", 2e-2, 2e-2)
+FLOAT16 = Variant("float16", "", 5e-3, 1e-2)
+VARIANTS = (FLOAT32, HIGHEST, BFLOAT16, FLOAT16)
+
+
+class Case(NamedTuple):
+    """A call of `attention.dot_product_attention`.
+
+    Attributes:
+      sizes: B, T = S, N, K and H = D.
+      static: its arguments that are no arrays.
+      arrays: its arguments that are arrays, or masks made of them.
+      visible: who may attend to whom, for the oracle.
+    """
+
+    sizes: tuple[int, int, int, int, int]
+    static: Mapping[str, Any]
+    arrays: Mapping[str, Any]
+    visible: Bool[np.ndarray, "B|1 N|1 T|1 S"]
+
+    def inputs(self, dtype: str) -> list[Array]:
+        """Query, key, value and the output's cotangent: normal random numbers."""
+        B, L, N, K, H = self.sizes
+        rng = np.random.default_rng(0)
+        return [
+            jnp.asarray(rng.standard_normal((B, L, n, H), np.float32), dtype)
+            for n in (N, K, K, N)
+        ]
+
+
+def cases(length: int, width: int) -> dict[str, Case]:
+    """Every case by its name, most of them at this length and head width."""
+    i, j = np.ogrid[:length, :length]
+    causal, near = (j <= i)[None, None], i - j <= length // 8
+    sizes = (2, length, 4, 4, width)
+    starts = [length // 5, length // 2], [length // 3, length - 1]
+    ids = np.array([np.searchsorted(x, i[:, 0], side="right") for x in starts])
+    segments = masks.segments(ids.astype(np.int32)) & masks.causal()
+    same = (ids[:, :, None] == ids[:, None])[:, None]
+    keys, queries = np.array([[5 * length // 8, length], [length, length // 2]])
+    seen = (j < keys[:, None, None]) & (i < queries[:, None, None])
+    padding = np.random.default_rng(2).random((4, 1, 1, 32)) < 0.7
+    flag = {"is_causal": True}
+    window = {"local_window_size": (length // 8, 0)}
+    lengths = {"key_value_seq_lengths": keys, "query_seq_lengths": queries}
+    return {
+        "B030": Case((4, 32, 4, 4, 16), {}, {"mask": padding}, padding),
+        "B074": Case(sizes, {}, {}, np.ones((1, 1, 1, length), bool)),
+        "causal": Case(sizes, flag, {}, causal),
+        "window": Case(sizes, window, {}, causal & near),
+        "segments": Case(sizes, {}, {"mask": segments}, causal & same),
+        "lengths": Case(sizes, {}, lengths, seen[:, None]),
+        "grouped": Case((2, length, 4, 2, width), flag, {}, causal),
+    }
+
+
+CASES = tuple(cases(8, 8))
+
+
+def oracle(
+    arrays: Sequence[Any], visible: Bool[np.ndarray, "B|1 N|1 T|1 S"]
+) -> list[Float[np.ndarray, "B L N H"]]:
+    """Output and gradients of query, key and value in float64.
+
+    Args:
+      arrays: query, key, value and the output's cotangent.
+      visible: who may attend to whom.
+    """
+    q, k, v, do = (np.asarray(x).astype(np.float64) for x in arrays)
+    B, S, K, H = k.shape
+    k, v = (np.repeat(x, q.shape[2] // K, axis=2) for x in (k, v))
+    scores = np.einsum("btnh,bsnh->bnts", q, k) / math.sqrt(H)
+    w = np.where(visible, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
+    total = w.sum(axis=-1, keepdims=True)
+    w /= np.where(total == 0, 1, total)
+    dw = np.einsum("btnh,bsnh->bnts", do, v)
+    ds = w * (dw - np.sum(w * dw, axis=-1, keepdims=True)) / math.sqrt(H)
+    of_keys = (
+        np.einsum("bnts,btnh->bsnh", ds, q),
+        np.einsum("bnts,btnh->bsnh", w, do),
+    )
+    return [
+        np.einsum("bnts,bsnh->btnh", w, v),
+        np.einsum("bnts,bsnh->btnh", ds, k),
+        *(x.reshape(B, S, K, -1, H).sum(axis=3) for x in of_keys),
+    ]
+
+
+def check(
+    asked: Mapping[str, Sequence[Variant]], *, length: int, width: int
+) -> Iterator[Row]:
+    """Checks every implementation in every case that is asked for.
+
+    Args:
+      asked: for each name of `CASES`, in what numbers.
+      length: T = S, of most cases.
+      width: H = D, of most cases.
+
+    Yields:
+      Rows. `chosen` tells whether the implementation is what stands for None there. The
+      `verdict` is 'right', 'wrong', 'refused' or 'failed', which is to refuse what must
+      be honoured; all but the first with a `reason`.
+    """
+    table = cases(length, width)
+    jobs = [
+        (implementation, name, table[name], variant)
+        for name, variants in asked.items()
+        for variant in variants
+        for implementation in attention.IMPLEMENTATIONS
+    ]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(_check, *zip(*jobs, strict=True))
+
+
+def _check(implementation: str, name: str, case: Case, variant: Variant) -> Row:
+    inputs = case.inputs(variant.dtype)
+    said = dot_product.explain(*inputs[:3], **case.static, **case.arrays)
+    chosen = said.startswith(f"{implementation}:")
+    row = {
+        "implementation": implementation,
+        "chosen": chosen,
+        "case": name,
+        **dict(zip("BTNKH", case.sizes, strict=True)),
+        "dtype": variant.dtype,
+        "precision": variant.precision,
+    }
+    try:
+        found = _run(implementation, case, variant.precision, inputs)
+    # Compilers and drivers: anything may go wrong.
+    except Exception as error:
+        may_not = chosen or implementation in HONOUR_ALL
+        verdict = "failed" if may_not else "refused"
+        return row | {"verdict": verdict, "reason": foreign.blame(error)}
+    return row | _judge(found, oracle(inputs, case.visible), variant)
+
+
+def _run(
+    implementation: str, case: Case, precision: str, inputs: Sequence[Array]
+) -> Sequence[np.ndarray]:
+    """Output and gradients, by one program."""
+
+    def both(given: Mapping[str, Any], *inputs: Array) -> Any:
+        kernel = functools.partial(
+            attention.dot_product_attention,
+            implementation=implementation,
+            **case.static,
+            **given,
+        )
+        return workload.pair(kernel, backward=True)(*inputs)
+
+    # A setting of this thread.
+    with (
+        jax.default_matmul_precision(precision)
+        if precision
+        else contextlib.nullcontext()
+    ):
+        outputs = jax.jit(both)(case.arrays, *inputs)
+    return [np.asarray(x) for x in outputs]
+
+
+def _judge(
+    found: Sequence[np.ndarray], expected: Sequence[np.ndarray], variant: Variant
+) -> Row:
+    """Errors and tolerances by result, and the verdict over all of them."""
+    tolerances = dict.fromkeys(RESULTS, variant.gradients) | {"out": variant.output}
+    errors, reasons = {}, []
+    for name, x, y in zip(RESULTS, found, expected, strict=True):
+        if (x.shape, x.dtype) != (y.shape, jnp.dtype(variant.dtype)):
+            reasons.append(f"{name} is {x.dtype}{list(x.shape)}, not {list(y.shape)}")
+            continue
+        error = float(np.max(np.abs(x.astype(np.float64) - y)) / np.max(np.abs(y)))
+        errors[name] = error if math.isfinite(error) else None
+        if not error <= tolerances[name]:  # NaN is not
+            reasons.append(f"{name} is off by {error:.1e} of the largest value")
+    return {
+        "errors": errors,
+        "tolerances": tolerances,
+        "verdict": "wrong" if reasons else "right",
+        "reason": "; ".join(reasons),
+    }

@@ -1,0 +1,253 @@
+"""What a device is timed at once attention on it is right.
+
+The sweep of `train.benchmark`; flash under masks that leave most pairs out, beside a
+kernel that is given them as a dense array; a training step, whose first loss and
+gradient must be those of the CPU, and which must learn.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+import attention
+from models import transformer
+from train import config as config_lib
+from train import foreign
+from train.bench import implementations, peers, presets, trials, workload
+from train.bench import steps as bench_train_step
+from train.lm import loop, loss
+from train.report import stopwatch
+from train.text import data
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+OURS = "flash"
+MASKS = {"window": trials.window, "documents": trials.documents}
+# Of the full length of windows, which shrink with it.
+MASK_LENGTH = 8192
+# Of the first step's loss and gradient norm, as a share: TF32 is to be expected.
+STEP_TOLERANCE = 1e-2
+
+
+def sweep(
+    plan: presets.Plan, *, until: float, announce: Say, note: Say
+) -> Iterator[list[Row]]:
+    """The rows of `implementations.sweep`, case by case while there is time.
+
+    Ours is 'failed' where others are 'refused'; so it is in `against_dense`.
+
+    Args:
+      plan: what is measured.
+      until: of `time.monotonic`, after which no case is begun.
+      announce: told what comes next.
+      note: told who is left out, and how many cases are.
+    """
+    contenders, left_out = peers.choose(plan.implementations, None)
+    for name, reason in left_out.items():
+        note(f"{name}: left out: {reason}")
+    count = len(list(implementations.works(plan)))
+    cases = implementations.sweep(plan, contenders, announce=announce)
+    for done in range(count):
+        if time.monotonic() > until:
+            note(f"time is up: {done} of {count} cases of the benchmark")
+            return
+        rows = next(cases)
+        for row in rows:
+            _must_not_refuse(row)
+        yield rows
+
+
+def against_dense(
+    plan: presets.Plan, *, length: int, peer: str, announce: Say
+) -> Iterator[list[Row]]:
+    """Flash under `MASKS`, and jax.nn's kernel under the same as dense arrays.
+
+    Args:
+      plan: heads, widths, dtype, directions, and how long is measured.
+      length: T = S.
+      peer: jax.nn's implementation, 'cudnn' or 'xla'.
+      announce: told what comes next.
+
+    Yields:
+      Two rows: ours and the peer's. `ratio` is how long ours takes, as a share of it.
+    """
+    scale = trials.Scale(max(MASK_LENGTH // length, 1), plan.rounds, plan.seconds)
+    for name, make in MASKS.items():
+        for direction in plan.directions:
+            announce(f"{name}, {direction}")
+            work = workload.Work(
+                length=length,
+                dtype=plan.dtypes[0],
+                batch_size=plan.batch_size,
+                num_heads=plan.num_heads,
+                num_kv_heads=plan.num_kv_heads,
+                width=plan.width,
+                backward=direction != presets.DIRECTIONS[0],
+            )
+            rows = _two_kernels(work, make(scale, length), peer, scale)
+            yield [{"mask": name, "direction": direction, **row} for row in rows]
+
+
+def _two_kernels(
+    work: workload.Work, visible: Any, peer: str, scale: trials.Scale
+) -> list[Row]:
+    """Checks both, and times those that are right in turns."""
+    arrays = work.arrays()
+    expected = workload.expected(arrays, visible)
+    dense = visible.materialize(work.length, work.length)
+    kernels: dict[str, tuple[workload.Kernel, Any]] = {
+        OURS: (attention.dot_product_attention, visible),
+        f"jax.nn.{peer}, dense": (jax.nn.dot_product_attention, dense),
+    }
+    rows, runs = [], {}
+    for name, (kernel, mask) in kernels.items():
+        row: Row = {
+            "implementation": name,
+            "length": work.length,
+            "dtype": work.dtype,
+            "tolerance": workload.tolerance(work.dtype),
+        }
+        bound = functools.partial(kernel, implementation=OURS if name == OURS else peer)
+        try:
+            runner = workload.jax_runners(bound, arrays, mask=mask)["jit"]
+        # Compilers and drivers: anything may go wrong.
+        except Exception as error:
+            row |= {"verdict": "refused", "reason": foreign.blame(error)}
+        else:
+            row |= implementations.check(runner, expected, work.dtype)
+            row["temporary_bytes"] = runner.temporary_bytes
+        if row["verdict"] == "measured":
+            runs[name] = runner.run
+        _must_not_refuse(row)
+        rows.append(row)
+    seconds = stopwatch.interleaved(
+        runs, stopwatch.turns(scale.rounds, seconds=scale.seconds)
+    )
+    for row in rows:
+        if row["implementation"] in seconds:
+            times = seconds[row["implementation"]]
+            row["milliseconds"] = stopwatch.quartiles(times)
+    if len(runs) == len(kernels):
+        ours, theirs = (row["milliseconds"][1] for row in rows)
+        rows[0]["ratio"] = ours / theirs
+    return rows
+
+
+def _must_not_refuse(row: Row) -> None:
+    """A refusal by ours is a fault."""
+    if row["implementation"] == OURS and row["verdict"] == "refused":
+        row["verdict"] = "failed"
+
+
+def train_step(
+    config: config_lib.Config, corpus: data.Corpus, *, rounds: int, steps: int
+) -> Row:
+    """Trains on this device, beside the CPU for one step, and times it.
+
+    Args:
+      config: model, batch and optimiser.
+      corpus: tokens to train on.
+      rounds: measurements.
+      steps: training steps of one measurement.
+
+    Returns:
+      A row with the verdict 'right' or 'wrong'; the latter has a `reason`.
+    """
+    model = transformer.CausalLM(config.model, corpus.tokenizer.vocab_size)
+    train_rng, *_ = loop.keys(config.seed)
+    state, train_steps = loop.begin(model, train_rng, config, examples=loss.next_token)
+    # Put there by name, so that a CPU finds the program of the same step compiled.
+    state, tokens = jax.device_put((state, corpus.train), jax.devices()[0])
+    start = time.perf_counter()
+    train_steps.lower(state, tokens, 1).compile()
+    compile_seconds = time.perf_counter() - start
+    on_cpu = _first_step_on_cpu(train_steps, state, tokens)
+    state, metrics = train_steps(state, tokens, 1)
+    first = _numbers(metrics)
+
+    def run() -> None:
+        nonlocal state, metrics
+        state, metrics = jax.block_until_ready(train_steps(state, tokens, steps))
+
+    (seconds,) = stopwatch.interleaved({"": run}, range(rounds)).values()
+    milliseconds = stopwatch.quartiles([x / steps for x in seconds])
+    last = _numbers(metrics)
+    errors, reasons = judge_steps(first, last, on_cpu)
+    if int(state.skipped):
+        reasons.append(f"{int(state.skipped)} steps were not finite")
+    train, context = config.train, config.model.context
+    tokens_per_step = train.batch_size * train.accumulation * context
+    flops = bench_train_step.step_flops(
+        config, state.params, vocab_size=corpus.tokenizer.vocab_size
+    )
+    return {
+        "steps": int(state.step),
+        "first": _finite(first),
+        "on_cpu": None if on_cpu is None else _finite(on_cpu),
+        "last": _finite(last),
+        "errors": _finite(errors),
+        "tolerance": STEP_TOLERANCE,
+        "milliseconds": milliseconds,
+        "tokens_per_second": tokens_per_step / milliseconds[1] * 1e3,
+        "flops_per_second": flops / milliseconds[1] * 1e3,
+        "compile_seconds": compile_seconds,
+        "verdict": "wrong" if reasons else "right",
+        "reason": "; ".join(reasons),
+    }
+
+
+def judge_steps(
+    first: Mapping[str, float],
+    last: Mapping[str, float],
+    on_cpu: Mapping[str, float] | None,
+) -> tuple[dict[str, float], list[str]]:
+    """What is wrong with training, by its loss and gradient norm.
+
+    Args:
+      first: of the first step.
+      last: of the last steps.
+      on_cpu: of the first step on the CPU; None: not known.
+
+    Returns:
+      How far the first step differs from the CPU's, as shares, and what is wrong.
+    """
+    errors, reasons = {}, []
+    for name, expected in (on_cpu or {}).items():
+        errors[name] = abs(first[name] - expected) / abs(expected)
+        if not errors[name] <= STEP_TOLERANCE:  # NaN is not
+            reasons.append(
+                f"the first {name} differs from the CPU's by {errors[name]:.1e}"
+            )
+    if not last["loss"] < first["loss"]:
+        reasons.append("the loss has not fallen")
+    return errors, reasons
+
+
+def _first_step_on_cpu(
+    train_steps: loop.TrainSteps, state: loop.State, tokens: jax.Array
+) -> dict[str, float] | None:
+    """Loss and gradient norm; None: jax was told to do without a CPU."""
+    try:
+        (cpu, *_) = jax.local_devices(backend="cpu")
+    except RuntimeError:
+        return None
+    # The state is donated: it must not be the one that is trained on the device.
+    state, tokens = jax.device_put((state, tokens), cpu, may_alias=False)
+    _, metrics = train_steps(state, tokens, 1)
+    return _numbers(metrics)
+
+
+def _numbers(metrics: loop.Metrics) -> dict[str, float]:
+    return {
+        "loss": float(metrics.loss),
+        "gradient norm": float(metrics.gradient_norm),
+    }
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """None in place of what JSON does not have."""
+    return {key: x if math.isfinite(x) else None for key, x in numbers.items()}

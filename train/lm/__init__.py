@@ -1,0 +1,1 @@
+"""Training a language model: loss, optimizer, loop, evaluation, what is kept."""

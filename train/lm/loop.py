@@ -1,0 +1,322 @@
+"""The training loop: many steps in one compiled program.
+
+A step draws a batch, adds up the gradients of its K micro-batches and updates:
+
+    x, y = examples(batch(seed, step))
+    g = ∑ₖ ∇θ nats(xₖ, yₖ) ÷ targets(y)
+    θ, o ← update(g, θ, o) where loss and ‖g‖ are finite, else θ, o
+
+Each micro-batch is divided by the targets of the whole batch, so gradients simply add,
+however unevenly the targets are spread. The batch is drawn whole and then cut: K
+micro-batches of B sequences are those of one batch of K B, and but for rounding and the
+dropout masks the update is the same.
+
+A step is a pure function of (seed, step, θ, o): a run that was interrupted and
+continued equals one that was not, bit for bit.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from train import config
+from train.lm import loss, optimizer
+from train.text import data
+
+# (state, corpus, number of steps) to (state, metrics), compiled.
+TrainSteps = jax.stages.Wrapped
+
+
+@flax.struct.dataclass
+class State:
+    """All that a run needs to continue.
+
+    Attributes:
+      step: batches consumed.
+      params: parameters of the model.
+      opt_state: state of the optimiser.
+      skipped: steps whose loss or gradient was not finite. They consumed a batch and
+        changed nothing else, so step - skipped updates were made.
+    """
+
+    step: Int[Array, ""]
+    params: optax.Params
+    opt_state: optax.OptState
+    skipped: Int[Array, ""]
+
+
+@flax.struct.dataclass
+class Metrics:
+    """What a chunk of steps reports.
+
+    Attributes:
+      loss: nats per target, mean over the steps.
+      gradient_norm: norm before clipping, mean over the steps.
+      learning_rate: that of the last step.
+    """
+
+    loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+
+
+def init_state(
+    model: nn.Module,
+    rng: Array,
+    *,
+    optimizer_config: config.OptimizerConfig,
+    train_config: config.TrainConfig,
+    context: int,
+) -> State:
+    """Draws the parameters and starts the optimiser.
+
+    Args:
+      model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
+      rng: key of the parameters.
+      optimizer_config: as for `optimizer.make`.
+      train_config: the number of steps.
+      context: T.
+
+    Returns:
+      The state before the first step.
+    """
+    transformation = optimizer.make(optimizer_config, train_config.steps)
+
+    @jax.jit
+    def init(rng: Array) -> State:
+        tokens = jnp.zeros((1, context), jnp.int32)
+        params = model.init(rng, tokens, deterministic=True)["params"]
+        zero = jnp.zeros((), jnp.int32)
+        return State(zero, params, transformation.init(params), zero)
+
+    return init(rng)
+
+
+def loss_and_gradients(
+    model: nn.Module,
+    params: optax.Params,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    mask: Bool[Array, "B T"] | None = None,
+    *,
+    rng: Array,
+    accumulation: int,
+) -> tuple[Float[Array, ""], optax.Updates]:
+    """Mean loss over the targets of a batch, and its gradient.
+
+    Args:
+      model: as for `init_state`.
+      params: its parameters.
+      inputs: ids that the model reads.
+      targets: ids that it should predict.
+      mask: True = the target counts; None = all do.
+      rng: key of this step's dropout; the micro-batch's index is folded in here.
+      accumulation: K, micro-batches of B / K rows each.
+
+    Returns:
+      Nats per target, and the gradient by the parameters; both 0 if no target counts.
+
+    Raises:
+      ValueError: the rows do not divide into micro-batches.
+    """
+    batch_size = inputs.shape[0]
+    if batch_size % accumulation:
+        raise ValueError(
+            f"a batch of {batch_size} sequences does not divide into "
+            f"{accumulation} micro-batches"
+        )
+    count = targets.size if mask is None else jnp.maximum(jnp.sum(mask), 1)
+
+    def share(
+        params: optax.Params,
+        index: Array,
+        inputs: Array,
+        targets: Array,
+        mask: Array | None,
+    ) -> Array:
+        logits: Any = model.apply(
+            {"params": params},
+            inputs,
+            deterministic=False,
+            rngs={"dropout": jax.random.fold_in(rng, index)},
+        )
+        nats, _ = loss.cross_entropy(logits, targets, mask)
+        return nats / count
+
+    def add(sums: Any, micro_batch: Any) -> tuple[Any, None]:
+        terms = jax.value_and_grad(share)(params, *micro_batch)
+        return jax.tree.map(jnp.add, sums, terms), None
+
+    rows = jax.tree.map(
+        lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (inputs, targets, mask)
+    )
+    zeros = jnp.zeros((), jnp.float32), optax.tree.zeros_like(params)
+    sums, _ = jax.lax.scan(add, zeros, (jnp.arange(accumulation), *rows))
+    return sums
+
+
+def update(
+    model: nn.Module,
+    transformation: optax.GradientTransformation,
+    state: State,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    mask: Bool[Array, "B T"] | None = None,
+    *,
+    rng: Array,
+    accumulation: int = 1,
+    factor: float | Float[Array, ""] = 1.0,
+) -> tuple[State, Float[Array, ""], Float[Array, ""]]:
+    """One step on a batch that is given.
+
+    Args:
+      model: as for `init_state`.
+      transformation: of gradients into updates, see `optimizer.make`.
+      state: before the step.
+      inputs: ids that the model reads.
+      targets: ids that it should predict.
+      mask: True = the target counts; None = all do.
+      rng: key of this step's dropout.
+      accumulation: K, as for `loss_and_gradients`.
+      factor: of all updates, and so of the learning rate.
+
+    Returns:
+      The state after it, nats per target, and the norm of the gradient.
+    """
+    nats, grads = loss_and_gradients(
+        model,
+        state.params,
+        inputs,
+        targets,
+        mask,
+        rng=rng,
+        accumulation=accumulation,
+    )
+    # The clipping inside the optimiser needs this norm as well: one program, so
+    # the compiler computes it once.
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(nats)
+    updates, opt_state = transformation.update(grads, state.opt_state, state.params)
+    updates = jax.tree.map(lambda u: factor * u, updates)
+    params = optax.apply_updates(state.params, updates)
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
+    )
+    state = State(state.step + 1, params, opt_state, state.skipped + ~finite)
+    return state, nats, norm
+
+
+def make_train_steps(
+    model: nn.Module,
+    rng: Array,
+    *,
+    optimizer_config: config.OptimizerConfig,
+    train_config: config.TrainConfig,
+    context: int,
+    examples: loss.Examples,
+) -> TrainSteps:
+    """Compiles the training step, any number of times in a row.
+
+    Args:
+      model: as for `init_state`.
+      rng: key of the run's batches and dropout; the step is folded in.
+      optimizer_config: as for `optimizer.make`.
+      train_config: number of steps in all, sequences and micro-batches of one step.
+      context: T.
+      examples: `loss.next_token`, or what else makes inputs and targets of tokens.
+
+    Returns:
+      A compiled function (state, corpus [M], num_steps) -> (state, metrics). Another
+      num_steps does not compile again. The state that it takes is donated: its buffers
+      are gone after the call.
+    """
+    transformation = optimizer.make(optimizer_config, train_config.steps)
+    learning_rate = optimizer.schedule(optimizer_config, train_config.steps)
+    batch_rng, dropout_rng = jax.random.split(rng)
+
+    def train_step(state: State, corpus: Array) -> tuple[State, Metrics]:
+        tokens = data.sample_batch(
+            corpus,
+            batch_rng,
+            state.step,
+            batch_size=train_config.batch_size * train_config.accumulation,
+            context=context,
+        )
+        rate = learning_rate(state.step - state.skipped + 1)
+        state, nats, norm = update(
+            model,
+            transformation,
+            state,
+            *examples(tokens),
+            rng=jax.random.fold_in(dropout_rng, state.step),
+            accumulation=train_config.accumulation,
+        )
+        return state, Metrics(nats, norm, rate)
+
+    def train_steps(
+        state: State, corpus: Int[Array, "M"], num_steps: int | Int[Array, ""]
+    ) -> tuple[State, Metrics]:
+        def body(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+            state, sums = carry
+            state, metrics = train_step(state, corpus)
+            return state, Metrics(
+                sums.loss + metrics.loss,
+                sums.gradient_norm + metrics.gradient_norm,
+                metrics.learning_rate,
+            )
+
+        zero = jnp.zeros((), jnp.float32)
+        state, sums = jax.lax.fori_loop(
+            0, num_steps, body, (state, Metrics(zero, zero, zero))
+        )
+        return state, Metrics(
+            sums.loss / num_steps, sums.gradient_norm / num_steps, sums.learning_rate
+        )
+
+    return jax.jit(train_steps, donate_argnums=0)
+
+
+def keys(seed: int) -> tuple[Array, Array, Array]:
+    """The keys of a run, split once: for training, the sample of text, the audit."""
+    train_rng, sample_rng, audit_rng = jax.random.split(jax.random.key(seed), 3)
+    return train_rng, sample_rng, audit_rng
+
+
+def begin(
+    model: nn.Module, rng: Array, settings: config.Config, *, examples: loss.Examples
+) -> tuple[State, TrainSteps]:
+    """The first state of a run, and the steps that train it.
+
+    Args:
+      model: as for `init_state`.
+      rng: key of the run, split here between parameters and steps.
+      settings: of the run.
+      examples: as for `make_train_steps`.
+
+    Returns:
+      What `init_state` and `make_train_steps` return.
+    """
+    init_rng, steps_rng = jax.random.split(rng)
+    state = init_state(
+        model,
+        init_rng,
+        optimizer_config=settings.optimizer,
+        train_config=settings.train,
+        context=settings.model.context,
+    )
+    train_steps = make_train_steps(
+        model,
+        steps_rng,
+        optimizer_config=settings.optimizer,
+        train_config=settings.train,
+        context=settings.model.context,
+        examples=examples,
+    )
+    return state, train_steps

@@ -1,0 +1,173 @@
+"""The rows of the table of mechanisms: what each declares, its layer and its core.
+
+A layer maps x [B T E] to [B T E] and is told which tokens are real.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+import attention
+from attention import additive, linear, lowrank
+from models import config as config_lib
+from models import mixers
+from train.mechanisms import cores as cores
+
+Config = config_lib.CausalLMConfig
+
+
+class Layer(NamedTuple):
+    """A mechanism between projections.
+
+    Attributes:
+      shapes: of its parameters.
+      apply: (parameters, x [B T E], token_mask [B T] or None) to [B T E].
+      stream: its module, with a state in the 'cache' collection; None: it has none.
+    """
+
+    shapes: Any
+    apply: Callable[[Any, Array, Array | None], Array]
+    stream: Any = None
+
+
+class Subject(NamedTuple):
+    """A row of the table of mechanisms.
+
+    Attributes:
+      declared: a letter for each of `mechanisms.PROPERTIES` (causal, padding, batch,
+        permutation, hull, streaming, softmax, loop): h holds, f must fail, - does not
+        apply.
+      layer: the layer of given sizes, for a number of positions.
+      core: the mechanism itself; None: there is none.
+    """
+
+    declared: str
+    layer: Callable[[Config, int], Layer]
+    core: Callable[[], cores.Core] | None
+
+
+def _mixer(name: str) -> Callable[[Config, int], Layer]:
+    """A row of `models.mixers`, in its second layer."""
+
+    def layer(config: Config, length: int) -> Layer:
+        module = mixers.MIXERS[name].make(config, 1)
+        x = jax.ShapeDtypeStruct((1, length, config.width), jnp.float32)
+        init = functools.partial(module.init, deterministic=True)
+
+        def apply(params: Any, x: Array, token_mask: Array | None) -> Array:
+            found: Any = module.apply(
+                params, x, deterministic=True, token_mask=token_mask
+            )
+            return found
+
+        return Layer(
+            jax.eval_shape(init, jax.random.key(0), x),
+            apply,
+            module.clone(decode=True) if name in config_lib.RECURRENT else None,
+        )
+
+    return layer
+
+
+def _unprojected(
+    fn: Callable[[Any, Any, Any, Any], Array],
+    shapes: Callable[[Config, int], Any] = lambda config, length: {},
+) -> Callable[[Config, int], Layer]:
+    """A layer whose queries, keys and values are x, cut into heads."""
+
+    def layer(config: Config, length: int) -> Layer:
+        def apply(params: Any, x: Array, token_mask: Array | None) -> Array:
+            heads = x.reshape(*x.shape[:2], config.num_heads, config.head_width)
+            return fn(params, heads, heads, token_mask).reshape(x.shape)
+
+        return Layer(shapes(config, length), apply)
+
+    return layer
+
+
+def _attention(name: str) -> Subject:
+    def core() -> cores.Core:
+        return cores.softmax_core(mixers.MIXERS[name].mask(cores.SMALL, 1))
+
+    return Subject("h h h f h - h -", _mixer(name), core)
+
+
+def _softmax_both_ways(params: Any, x: Array, y: Array, real: Array | None) -> Array:
+    del params
+    mask = None if real is None else real[:, None, None]
+    return attention.dot_product_attention(x, x, y, mask=mask, implementation="flash")
+
+
+def _linear_both_ways(params: Any, x: Array, y: Array, real: Array | None) -> Array:
+    del params
+    return linear.attention(x, x, y, key_mask=real)
+
+
+def _linformer(params: Any, x: Array, y: Array, real: Array | None) -> Array:
+    # As the paper does with shorter inputs: the first columns.
+    keys, values = (params[name][:, : x.shape[1]] for name in ("key", "value"))
+    return lowrank.attention(x, x, y, keys, values, key_mask=real)
+
+
+def _additive(params: Any, x: Array, y: Array, real: Array | None) -> Array:
+    return additive.attention(x, x, y, params["score"], key_mask=real)
+
+
+def _linformer_shapes(config: Config, length: int) -> Any:
+    del config
+    one = jax.ShapeDtypeStruct((cores.LANDMARKS, length), jnp.float32)
+    return {"key": one, "value": one}
+
+
+def _additive_shapes(config: Config, length: int) -> Any:
+    del length
+    heads = config.num_heads, config.head_width
+    return {"score": jax.ShapeDtypeStruct(heads, jnp.float32)}
+
+
+SUBJECTS: Mapping[str, Subject] = types.MappingProxyType(
+    {
+        **{name: _attention(name) for name in config_lib.ATTENTION},
+        "linear": Subject(
+            "h h h f h h f h",
+            _mixer("linear"),
+            functools.partial(cores.linear_core, is_causal=True),
+        ),
+        "performer": Subject(
+            "h h h f h h f h", _mixer("performer"), cores.performer_core
+        ),
+        "retention": Subject(
+            "h h h f f h f h", _mixer("retention"), cores.retention_core
+        ),
+        "rwkv": Subject("h h h f h h - h", _mixer("rwkv"), cores.rwkv_core),
+        "rwkv6": Subject("h h h f f h f h", _mixer("rwkv6"), cores.rwkv6_core),
+        "mamba": Subject("h h h f f h - h", _mixer("mamba"), cores.mamba_core),
+        "gru": Subject("h h h f - h - h", _mixer("gru"), cores.gru_core),
+        "zero": Subject("h h h h - - - -", _mixer("zero"), None),
+        "softmax, both ways": Subject(
+            "f h h h h - h -",
+            _unprojected(_softmax_both_ways),
+            functools.partial(cores.softmax_core, None),
+        ),
+        "linear, both ways": Subject(
+            "f h h h h - f h",
+            _unprojected(_linear_both_ways),
+            functools.partial(cores.linear_core, is_causal=False),
+        ),
+        "linformer": Subject(
+            "f h h f f - h -",
+            _unprojected(_linformer, _linformer_shapes),
+            cores.linformer_core,
+        ),
+        "additive": Subject(
+            "f h h h h - f h",
+            _unprojected(_additive, _additive_shapes),
+            cores.additive_core,
+        ),
+    }
+)

@@ -1,0 +1,1 @@
+"""What every program reports with: figures, Markdown, machine, timing, operations."""

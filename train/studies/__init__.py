@@ -1,0 +1,1 @@
+"""Studies: synthetic tasks, many seeds in one program, intervals."""

@@ -1,0 +1,1 @@
+"""The study of how far back gradients reach, in a GRU and in attention."""

@@ -1,0 +1,1 @@
+"""The study of what mixers recall: runs, claims, tables and pictures."""

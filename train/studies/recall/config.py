@@ -1,0 +1,160 @@
+"""What makes a study of mixers on a task, as frozen dataclasses.
+
+Mixers and widths are swept; all else of the model is shared. A sweep is seeds x
+learning rates: so many runs stand side by side in one program, and as many fresh seeds
+are reported at the rate that was chosen.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from models import config as model_config
+from train import config
+from train.studies import tasks
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """What the models of a study share; fields as in `CausalLMConfig`."""
+
+    num_layers: Annotated[int, "L, blocks"]
+    num_heads: Annotated[int, "N, query heads; divides every width"]
+    num_kv_heads: Annotated[int, "K, key/value heads; divides num_heads; 0 = num_heads"]
+    mlp_factor: Annotated[int, "hidden width of an MLP, in widths of the model"]
+    positions: Annotated[str, f"one of {', '.join(model_config.POSITIONS)}"]
+    convolution: Annotated[int, "width of the convolution before each mixer; 0 = none"]
+    window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
+    globals: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
+    block: Annotated[int, "bigbird: positions of a block"]
+    random: Annotated[int, "bigbird: blocks that a query block sees at random"]
+    features: Annotated[int, "M, performer: random features of a head"]
+    state: Annotated[int, "M, mamba: numbers of state in each channel"]
+    scale: Annotated[float, "factor of the scores; 0 = 1 / sqrt(head width)"]
+    use_bias: Annotated[bool, "biases in projections and MLP"]
+    tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
+    dropout_rate: Annotated[float, "chance that training drops a value, in [0, 1)"]
+    dtype: Annotated[str, f"one of {', '.join(model_config.DTYPES)}"]
+    implementation: Annotated[
+        str, f"of attention: {', '.join(model_config.IMPLEMENTATIONS)}"
+    ]
+
+    def of(self, mixer: str, width: int, context: int) -> model_config.CausalLMConfig:
+        """The model of one mixer and width; raises ValueError where it cannot be."""
+        shared = dataclasses.asdict(self)
+        return model_config.CausalLMConfig(
+            mixers=mixer,
+            width=width,
+            mlp_width=shared.pop("mlp_factor") * width,
+            context=context,
+            **shared,
+        )
+
+    @property
+    def window_reach(self) -> int:
+        """How far back windows see through all layers, but for the convolutions."""
+        return self.num_layers * (self.window - 1)
+
+    @property
+    def reach(self) -> int:
+        """How far back a model of windows sees: the convolutions included."""
+        return self.window_reach + self.num_layers * max(self.convolution - 1, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsConfig:
+    """How long, and how many runs side by side."""
+
+    factors: Annotated[str, "learning rates swept, in peak_lr, with commas between"]
+    seeds: Annotated[int, "of each rate; factors x seeds are reported at the best one"]
+    steps: Annotated[int, "updates of a run, at most"]
+    every: Annotated[int, "updates between two looks at the validation split"]
+    goal: Annotated[float, "accuracy there at which a run stops, in (0, 1]"]
+    batch_size: Annotated[int, "B, rows of an update"]
+    rows: Annotated[int, "rows on which the validation split is judged"]
+    test_batches: Annotated[int, "times as many rows judge the test split"]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a value out of range."""
+        model_config.at_least(
+            self, 1, "seeds", "steps", "every", "batch_size", "rows", "test_batches"
+        )
+        if not 0 < self.goal <= 1:
+            raise ValueError(f"goal must be in (0, 1], got {self.goal}")
+        if not all(0 < factor < math.inf for factor in self.swept):
+            raise ValueError(f"factors must be positive, got {self.factors!r}")
+        if self.count < 2:
+            raise ValueError(
+                "factors x seeds must be 2 or more: a mean of one run has no interval"
+            )
+
+    @property
+    def swept(self) -> tuple[float, ...]:
+        """The factors; raises ValueError for one that is no number."""
+        return _numbers("factors", self.factors, float)
+
+    @property
+    def count(self) -> int:
+        """R, runs side by side."""
+        return len(self.swept) * self.seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyConfig:
+    """Everything that `train.study` needs."""
+
+    seed: Annotated[int, "runs have the seeds that follow it"]
+    task: Annotated[str, f"which one is studied: {', '.join(tasks.TASKS)}"]
+    recall: tasks.Recall
+    induction: tasks.Induction
+    copy: tasks.Copy
+    brackets: tasks.Brackets
+    mixers: Annotated[str, f"of {', '.join(model_config.MIXERS)}, each alone"]
+    widths: Annotated[str, "E, model widths, ascending, with commas between"]
+    model: ModelConfig
+    optimizer: config.OptimizerConfig
+    runs: RunsConfig
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values out of range, or a model that cannot be."""
+        model_config.one_of(self, "task", tasks.TASKS)
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be in [0, 2**31), got {self.seed}")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError(f"widths must ascend, got {self.widths!r}")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"mixers must differ, got {self.mixers!r}")
+        for mixer, width in self.combinations:
+            self.model.of(mixer, width, self.rows_of.length)
+
+    @property
+    def rows_of(self) -> tasks.Task:
+        """The task that is studied."""
+        found: tasks.Task = getattr(self, self.task)
+        return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The mixers."""
+        return tuple(self.mixers.split(","))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The widths; raises ValueError for one that is no whole number."""
+        return _numbers("widths", self.widths, int)
+
+    @property
+    def combinations(self) -> tuple[tuple[str, int], ...]:
+        """Mixers and widths, in the order in which they are studied."""
+        return tuple((name, width) for width in self.sizes for name in self.names)
+
+
+def _numbers(name: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """Numbers with commas between; raises ValueError, naming the field, if not."""
+    try:
+        return tuple(map(kind, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{name} must be numbers with commas, got {text!r}") from None

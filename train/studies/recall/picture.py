@@ -1,0 +1,229 @@
+"""Accuracy against state, and recall against distance, each with its interval."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import axes, figure, text, transforms
+
+from train.report import figures
+from train.studies import intervals
+from train.studies.recall import claims, config, table
+
+# By what is carried: keys and values, sums of them, a vector.
+_FAMILIES = {
+    "softmax attention": (figures.BLUE, ("softmax", "window", "longformer", "bigbird")),
+    "linear attention": (figures.ORANGE, ("linear", "performer", "retention", "rwkv6")),
+    "recurrence of vectors": (figures.VERMILLION, ("rwkv", "mamba", "gru")),
+}
+_COLORS = {mixer: color for color, mixers in _FAMILIES.values() for mixer in mixers}
+# Points to the right and upwards, in the order in which places for a label are tried.
+_PLACES = [
+    (x, y)
+    for y in (0, 9, -9, 18, -18, 27, -27, 36, -36, 45, -45, 54, 63, 72, 81)
+    for x in (7, -7)
+]
+
+
+def accuracy(
+    folder: pathlib.Path,
+    settings: config.StudyConfig,
+    points: Sequence[claims.Point],
+) -> pathlib.Path:
+    """Draws the accuracy of each mixer and width against the numbers it carries.
+
+    Args:
+      folder: where the files go; made if missing.
+      settings: of the study.
+      points: of `claims.points`.
+    """
+    picture = figure.Figure(figsize=(8.4, 5.4), layout="constrained")
+    plot = picture.add_subplot()
+    plot.set_xscale("log")
+    carrying = [point for point in points if point.state]
+    states = [point.state for point in carrying] or [1]
+    # Room for the last label; a single point has no range of its own.
+    plot.set_xlim(min(states) / 1.5, max(states) * 2)
+    for mixer in dict.fromkeys(point.mixer for point in carrying):
+        own = [point for point in carrying if point.mixer == mixer]
+        color = _COLORS.get(mixer, figures.GREY)
+        line = np.array([(point.state, point.interval.mean) for point in own])
+        plot.plot(*line.T, color=color, linewidth=0.8, alpha=0.5)
+        for point in own:
+            last = point.width == settings.sizes[-1]
+            plot.errorbar(
+                [point.state],
+                [point.interval.mean],
+                _bars([point.interval]),
+                color=color,
+                marker="o",
+                markersize=6,
+                markerfacecolor=color if last else "white",
+                linewidth=1.2,
+                capsize=2,
+            )
+    for point in points:
+        if not point.state and point.width == settings.sizes[-1]:
+            plot.axhline(point.interval.mean, color=figures.GREY, linestyle=(0, (4, 3)))
+            plot.annotate(
+                f"{point.mixer} (no state)",
+                (1, point.interval.mean),
+                (-2, 3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                color=figures.GREY,
+                fontsize=8,
+                ha="right",
+            )
+    plot.set_ylim(-0.03, 1.06)
+    plot.set_xlabel("numbers carried from token to token, all layers")
+    plot.set_ylabel("accuracy on the test split")
+    plot.set_title(
+        f"{settings.task} within {settings.runs.steps} steps: mean of "
+        f"{settings.runs.count} seeds, {100 * intervals.LEVEL:g} % intervals; widths "
+        f"{settings.widths}, the largest filled",
+        fontsize=10,
+    )
+    plot.spines[["top", "right"]].set_visible(False)
+    _legend(plot)
+    _label(picture, plot, carrying)
+    arrays: dict[str, Any] = {
+        name: np.array([getattr(point, name) for point in points])
+        for name in ("mixer", "width", "state", "parameters", "accuracies")
+    }
+    ends = np.array([point.interval for point in points])
+    arrays |= {"mean": ends[:, 0], "low": ends[:, 1], "high": ends[:, 2]}
+    return figures.write(folder, "accuracy", picture, arrays)
+
+
+def distance(
+    folder: pathlib.Path,
+    settings: config.StudyConfig,
+    rows: Sequence[table.DistanceRow],
+) -> pathlib.Path:
+    """Draws the recall of windows against distance, and of softmax beside it.
+
+    Args:
+      folder: where the files go; made if missing.
+      settings: of the study.
+      rows: of recall, by run and distance.
+    """
+    picture = figure.Figure(figsize=(7.2, 4.2), layout="constrained")
+    plot = picture.add_subplot()
+    model, chance = settings.model, 1 / settings.recall.num_values
+    plot.axvline(model.reach, color=figures.GREY, linewidth=0.8)
+    plot.annotate(
+        f"{model.num_layers} × (window {model.window} + convolution "
+        f"{max(model.convolution, 1)} − 2) = {model.reach}",
+        (model.reach, 1.08),
+        (4, 0),
+        textcoords="offset points",
+        color=figures.GREY,
+        fontsize=8,
+        va="center",
+    )
+    plot.axhline(chance, color=figures.GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+    ends: list[tuple[float, str, str]] = [(chance, "chance", figures.GREY)]
+    arrays = {}
+    styles = {
+        ("softmax", settings.sizes[-1]): (figures.GREY, "-"),
+        ("window", settings.sizes[0]): (figures.ORANGE, "-"),
+        ("window", settings.sizes[-1]): (figures.BLUE, "-"),
+    }
+    for (mixer, width), (color, style) in styles.items():
+        own = [row for row in rows if (row.mixer, row.width) == (mixer, width)]
+        if not own:
+            continue
+        x, found = _by_distance(own)
+        means = np.array([one.mean for one in found])
+        plot.errorbar(
+            x,
+            means,
+            _bars(found),
+            color=color,
+            linestyle=style,
+            marker="o",
+            markersize=3,
+            linewidth=1.2,
+        )
+        ends.append((means[-1], f"{mixer}, width {width}", color))
+        arrays[f"{mixer} {width}"] = np.column_stack([x, found])
+    plot.set_ylim(-0.03, 1.12)
+    plot.set_xlabel("distance from the pair's value to the question (tokens)")
+    plot.set_ylabel("accuracy on the test split")
+    plot.spines[["top", "right"]].set_visible(False)
+    plot.margins(x=0.02)
+    figures.label_ends(plot, ends)
+    return figures.write(folder, "distance", picture, arrays)
+
+
+def _by_distance(
+    rows: Sequence[table.DistanceRow],
+) -> tuple[np.ndarray, list[intervals.Interval]]:
+    """Distances at which every run was asked, and the mean accuracy there."""
+    seeds = {row.seed for row in rows}
+    shares: dict[int, list[float]] = {}
+    for row in rows:
+        shares.setdefault(row.distance, []).append(row.right / row.count)
+    kept = sorted(place for place, own in shares.items() if len(own) == len(seeds))
+    means = [intervals.of_mean(np.array(shares[place])) for place in kept]
+    return np.array(kept), means
+
+
+def _bars(found: Sequence[intervals.Interval]) -> np.ndarray:
+    """Below and above the means, within what an accuracy can be."""
+    means, low, high = np.array(found).T
+    return np.stack([means - np.clip(low, 0, 1), np.clip(high, 0, 1) - means])
+
+
+def _legend(plot: axes.Axes) -> None:
+    for name, (color, _) in _FAMILIES.items():
+        plot.plot([], [], "o", color=color, label=name)
+    plot.legend(loc="upper left", frameon=False, fontsize=8)
+
+
+def _label(
+    picture: figure.Figure, plot: axes.Axes, points: Sequence[claims.Point]
+) -> None:
+    """Writes each mixer beside its largest width, no label over another or a point."""
+    picture.draw_without_rendering()
+    # As it stands now: constrained layout would move the points under the labels.
+    picture.set_layout_engine("none")
+    taken = [
+        transforms.Bbox.from_bounds(x - 8, y - 8, 16, 16)
+        for x, y in plot.transData.transform(
+            [(point.state, point.interval.mean) for point in points]
+        )
+    ]
+    last = {point.mixer: point for point in sorted(points, key=lambda x: x.width)}
+    for point in sorted(last.values(), key=lambda x: -x.interval.mean):
+        # The last place, if all are taken.
+        for place in _PLACES:
+            label = _annotate(plot, point, place)
+            box = label.get_window_extent().padded(1)
+            label.remove()
+            if not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)
+        leader = {"arrowstyle": "-", "linewidth": 0.5, "color": figures.GREY}
+        _annotate(plot, point, place, leader if place[1] else None)
+
+
+def _annotate(
+    plot: axes.Axes,
+    point: claims.Point,
+    place: tuple[int, int],
+    leader: dict[str, Any] | None = None,
+) -> text.Annotation:
+    return plot.annotate(
+        point.mixer,
+        (point.state, point.interval.mean),
+        place,
+        textcoords="offset points",
+        color=_COLORS[point.mixer],
+        fontsize=8,
+        ha="left" if place[0] > 0 else "right",
+        va="center",
+        arrowprops=leader,
+    )

@@ -1,0 +1,255 @@
+"""One mixer of one width on a task: the sweep of learning rates, then the report.
+
+    sweep      seeds x rates, judged on the split 'validation': which rate?
+    report     as many fresh seeds at that rate, judged on the split 'test'
+
+Both phases are one program of R runs, compiled once. A run that reaches the goal on the
+validation split is switched off, in either phase. The sweep ends when all seeds of one
+rate are off, the report when all runs are, or either when the steps are spent. All that
+a run reads comes from its seed. Run r of the report has the same seed, and so the same
+batches, whatever the mixer: differences between mixers are paired by it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from models import config as model_config
+from models import mixers, transformer
+from train.studies import sweep, tasks
+from train.studies.recall import by_distance, config, table
+
+# (phase, steps done, accuracy of each run [R]) -> None.
+Announce = Callable[[str, int, np.ndarray], None]
+SWEEP, REPORT = "sweep", "report"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What both phases run.
+
+    Attributes:
+      settings: of the study.
+      steps: trains, see `sweep.make_steps`.
+      right: (params [R ...], batch [R B T]) to what each run answers rightly, [R B T].
+      announce: told of every look at the validation split.
+    """
+
+    settings: config.StudyConfig
+    steps: sweep.Steps
+    right: Callable[..., Any]
+    announce: Announce
+
+    def batch(self, seeds: Sequence[int], split: str, index: int) -> tasks.Batch:
+        """Rows [R B T] on which the runs are judged."""
+        task, size = self.settings.rows_of, self.settings.runs.rows
+        return _judged(task, np.asarray(seeds, np.uint32), split, size, index)
+
+
+def run(
+    settings: config.StudyConfig, mixer: str, width: int, *, announce: Announce
+) -> tuple[list[table.Row], list[table.DistanceRow]]:
+    """Sweeps, chooses and reports one mixer of one width.
+
+    Args:
+      settings: of the study.
+      mixer: its name.
+      width: E.
+      announce: told how far it is.
+
+    Returns:
+      A row for each run of the sweep, then of the report; and for recall what the
+      report's runs answer at each distance, else nothing.
+    """
+    task, count = settings.rows_of, settings.runs.count
+    shape = settings.model.of(mixer, width, task.length)
+    model = transformer.CausalLM(shape, task.vocab_size)
+    factors = np.repeat(settings.runs.swept, settings.runs.seeds)
+    rates = (settings.optimizer.peak_lr * factors).tolist()
+    sweep_seeds, report_seeds = seeds(settings)
+    both = sweep.begin(
+        model,
+        [*sweep_seeds, *report_seeds],
+        [*rates, *rates],
+        optimizer_config=settings.optimizer,
+        steps=settings.runs.steps,
+        context=task.length,
+    )
+    swept, reported = _halves(both)
+    program = Program(settings, _steps(model, settings), _right(model), announce)
+
+    swept, used, reached = train(
+        program, swept, sweep_seeds, SWEEP, groups=len(settings.runs.swept)
+    )
+    row = functools.partial(
+        table.Row,
+        settings.task,
+        mixer,
+        width,
+        sum(x.size for x in jax.tree.leaves(swept.params)) // count,
+        carried(shape, task.length),
+    )
+    rows = list(
+        map(functools.partial(row, "validation"), rates, sweep_seeds, used, reached)
+    )
+    rate = choose(rows, goal=settings.runs.goal)
+
+    factor = jnp.full(count, rate / settings.optimizer.peak_lr, reported.factor.dtype)
+    reported = reported.replace(factor=factor)
+    reported, used, _ = train(program, reported, report_seeds, REPORT)
+    accuracy, tallies = _test(program, reported.params, report_seeds)
+    tested = functools.partial(row, "test", rate)
+    rows += list(map(tested, report_seeds, used, accuracy))
+    return rows, [
+        table.DistanceRow(mixer, width, seed, distance, int(right), int(asked))
+        for seed, of_run in zip(report_seeds, tallies, strict=True)
+        for distance, (right, asked) in enumerate(of_run.T)
+        if asked
+    ]
+
+
+def seeds(settings: config.StudyConfig) -> tuple[list[int], list[int]]:
+    """The seeds of the sweep, which all rates share, and the fresh ones after them."""
+    first, count = settings.seed + 1, settings.runs.seeds
+    swept = list(range(first, first + count))
+    fresh = list(range(first + count, first + count + settings.runs.count))
+    return swept * len(settings.runs.swept), fresh
+
+
+def carried(shape: model_config.CausalLMConfig, length: int) -> int:
+    """Numbers that all layers carry after `length` tokens, convolutions included."""
+    return sum(
+        mixers.state_size(shape, layer, length)
+        + shape.is_convolved(layer) * (shape.convolution - 1) * shape.width
+        for layer in range(shape.num_layers)
+    )
+
+
+def choose(rows: Sequence[table.Row], *, goal: float) -> float:
+    """The rate of the highest mean accuracy; of equals, the one that was done first.
+
+    Args:
+      rows: of the sweep.
+      goal: accuracy from which on more is not better, since runs stop there.
+    """
+
+    def merit(rate: float) -> tuple[float, int]:
+        own = [row for row in rows if row.rate == rate]
+        accuracy = float(np.mean([min(row.accuracy, goal) for row in own]))
+        return accuracy, -max(row.steps for row in own)
+
+    return max(dict.fromkeys(row.rate for row in rows), key=merit)
+
+
+@jax.jit
+def _halves(both: sweep.Runs) -> tuple[sweep.Runs, sweep.Runs]:
+    """Twice R runs, drawn at once since that compiles for long, as R and R."""
+    count = len(both.factor) // 2
+    return (
+        jax.tree.map(lambda x: x[:count], both),
+        jax.tree.map(lambda x: x[count:], both),
+    )
+
+
+def _steps(model: transformer.CausalLM, settings: config.StudyConfig) -> sweep.Steps:
+    def draw(rng: Array, step: Array) -> tasks.Batch:
+        size = settings.runs.batch_size
+        return tasks.batch(settings.rows_of, rng, step, batch_size=size)
+
+    return sweep.make_steps(
+        model,
+        draw,
+        optimizer_config=settings.optimizer,
+        steps=settings.runs.steps,
+    )
+
+
+def _right(model: transformer.CausalLM) -> Callable[..., Any]:
+    one = jax.vmap(
+        jax.vmap(lambda *each: tasks.hits(*(x[None, None] for x in each))[0])
+    )
+
+    @jax.jit
+    @jax.vmap
+    def right(params: Any, batch: tasks.Batch) -> Array:
+        logits: Any = model.apply({"params": params}, batch.inputs, deterministic=True)
+        return one(logits, batch.targets, batch.mask) > 0
+
+    return right
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _judged(
+    task: tasks.Task, seeds: Int[Array, "R"], split: str, size: int, index: Array
+) -> tasks.Batch:
+    """Rows [R B T] on which each run is judged on a split, by its seed."""
+
+    def draw(seed: Any) -> tasks.Batch:
+        return tasks.batch(task, tasks.split_rng(seed, split), index, batch_size=size)
+
+    return jax.vmap(draw)(seeds)
+
+
+def train(
+    program: Program,
+    runs: sweep.Runs,
+    seeds: Sequence[int],
+    phase: str,
+    *,
+    groups: int = 1,
+) -> tuple[sweep.Runs, list[int], list[float]]:
+    """Trains until all runs of a group reach the goal or the steps are spent.
+
+    Args:
+      program: of the study.
+      runs: before their first step.
+      seeds: of the runs.
+      phase: its name.
+      groups: so many of equal size, side by side.
+
+    Returns:
+      The runs, how many steps each took, and its accuracy on the validation split.
+    """
+    limits = program.settings.runs
+    batch = program.batch(seeds, "validation", 0)
+    asked = _count(batch.mask)
+    on = np.ones(limits.count, bool)
+    used = np.zeros(limits.count, int)
+    done = 0
+    while done < limits.steps and on.reshape(groups, -1).any(axis=1).all():
+        count = min(limits.every, limits.steps - done)
+        runs, _ = program.steps(runs, on, count)
+        done += count
+        used[on] += count
+        accuracy = _count(program.right(runs.params, batch)) / asked
+        on &= accuracy < limits.goal
+        program.announce(phase, done, accuracy)
+    return runs, used.tolist(), accuracy.tolist()
+
+
+def _test(
+    program: Program, params: Any, seeds: Sequence[int]
+) -> tuple[list[float], Int[np.ndarray, "R 2 T"]]:
+    """Accuracy of each run on the test split; and tallies by distance, of recall."""
+    limits, task = program.settings.runs, program.settings.rows_of
+    answered = asked = np.zeros(limits.count, int)
+    tallies = np.zeros((limits.count, 2, task.length), int)
+    for index in range(limits.test_batches):
+        batch = program.batch(seeds, "test", index)
+        right = program.right(params, batch)
+        answered, asked = answered + _count(right), asked + _count(batch.mask)
+        if isinstance(task, tasks.Recall):
+            own = map(np.asarray, (right, batch.inputs, batch.mask))
+            tallies += list(map(by_distance.tally, *own))
+    return (answered / asked).tolist(), tallies
+
+
+def _count(found: Any) -> Int[np.ndarray, "R"]:
+    """How many are True of each run."""
+    return np.asarray(found).sum(axis=(1, 2))

@@ -1,0 +1,1 @@
+"""Text: corpora and their batches, tokenizers, n-gram baselines."""
