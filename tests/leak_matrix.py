@@ -30,7 +30,7 @@ the honest models. Switching any one probe off would lose a leak. Written by
 """
 PROBES = (*probes.PROBES, "learning")
 # Enough for every other byte at every position of one row.
-EDITS = specimens.LENGTH * specimens.BYTES
+TOKEN_EDIT_BUDGET = specimens.LENGTH * specimens.BYTES
 
 # name -> probe -> kind of the outcome
 Kinds = Mapping[str, Mapping[str, str]]
@@ -46,7 +46,7 @@ def examine(specimen: specimens.Specimen) -> dict[str, str]:
         vocab_size=specimen.vocab_size if of_tokens else None,
         width=None if of_tokens else specimens.WIDTH,
         seed=0,
-        edits=EDITS,
+        token_edit_budget=TOKEN_EDIT_BUDGET,
     )
     kinds: dict[str, str] = {
         probe: probes.run(probe, target).kind for probe in probes.PROBES

@@ -3,10 +3,10 @@
     python -m tests.mutants
     python -m tests.mutants --only=masks/leaves
 
-Each mutation of tests/mutation/table.py is made in its own copy of the tree, where the
-tests of attention/ and models/ run in a process of their own until one fails: those of
-the edited file first, contract/contract_test.py next, then all others, then those in
-float64. The working tree is read once, at the start, and never touched.
+Each mutation of tests/mutation/mutations.py is made in its own copy of the tree, where
+the tests of attention/ and models/ run in processes of their own until one fails:
+those of the edited file first, then all others. The working tree is read once, at the
+start, and never touched.
 
 A mutant that fails no test has survived: a test is missing, or the mutation is
 equivalent to the original, and its row says why. One that takes five times as long as
@@ -33,8 +33,7 @@ import rich.table
 import rich.text
 from absl import flags
 
-from tests.mutation import table as mutations
-from tests.mutation import trial
+from tests.mutation import mutations, runner
 from train import cli, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -78,7 +77,7 @@ async def examine(
     Raises:
       UsageError: a test fails without any mutation, or an edit does not fit its file.
     """
-    original = trial.copy(ROOT, folder / "original")
+    original = runner.copy(ROOT, folder / "original")
     texts = {name: (original / name).read_text() for name in {m.file for m in chosen}}
     with cli.usage_errors():
         edited = [mutation.apply(texts[mutation.file]) for mutation in chosen]
@@ -91,10 +90,10 @@ async def examine(
     async def one(number: int, mutation: mutations.Mutation) -> None:
         async with free:
             start = time.monotonic()
-            tree = trial.copy(original, folder / str(number))
+            tree = runner.copy(original, folder / str(number))
             (tree / mutation.file).write_text(edited[number])
-            killer = await trial.killer(
-                tree, trial.suite(tree, mutation.file), limit=PATIENCE * seconds
+            killer = await runner.killer(
+                tree, runner.suite(tree, mutation.file), limit=PATIENCE * seconds
             )
             shutil.rmtree(tree)
         results[number] = Result(mutation, killer, time.monotonic() - start)
@@ -119,12 +118,12 @@ async def _control(tree: pathlib.Path) -> float:
     """
     modules = "attention, models"
     where = f"import {modules}; print(*(m.__file__ for m in ({modules})), sep='\\n')"
-    _, output = await trial.python(tree, "-c", where)
+    _, output = await runner.python(tree, "-c", where)
     for line in output.splitlines():
         if not pathlib.Path(line).is_relative_to(tree):
             raise cli.UsageError(f"the tests of a copy would import {line}")
     began = time.monotonic()
-    if failed := await trial.killer(tree, trial.suite(tree), limit=None):
+    if failed := await runner.killer(tree, runner.suite(tree), limit=None):
         raise cli.UsageError(f"without any mutation {failed} fails")
     return time.monotonic() - began
 

@@ -38,7 +38,7 @@ from absl import flags
 
 # `python -m` looks in the current folder first: a stranger's models.py is not ours.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from attention.properties import findings, probes
+from attention.properties import calls, findings, probes
 from models import transformer
 from train import cli, foreign, workdir
 from train import config as config_lib
@@ -50,7 +50,7 @@ from train.text import data
 
 sys.path.pop(0)
 
-# Where what is found of a target goes, if nothing else is said.
+# Folder of the files of an audit of a target, unless another one is named.
 _WORKDIR = "runs/audit"
 _INPUTS = ("tokens", "embeddings")
 
@@ -62,7 +62,7 @@ def define_flags(values: flags.FlagValues) -> None:
     text(
         "workdir",
         None,
-        "folder of a run of train.main; with --target, the folder for what is found "
+        "folder of a run of train.main; with --target, folder of the audit's files "
         f"({_WORKDIR} if not given)",
     )
     flags.DEFINE_bool(
@@ -99,7 +99,13 @@ def define_flags(values: flags.FlagValues) -> None:
         "about how many edits of tokens the first probe makes; at least one a position",
         lower_bound=1,
     )
-    integer("seed", 0, "of all that is drawn", lower_bound=0, upper_bound=2**32 - 1)
+    integer(
+        "seed",
+        0,
+        "seed of everything that is drawn",
+        lower_bound=0,
+        upper_bound=2**32 - 1,
+    )
 
 
 def main(values: flags.FlagValues) -> int:
@@ -139,13 +145,13 @@ def _audit_run(values: flags.FlagValues) -> int:
         model, state, corpus, config = load(path)
     print(f"auditing {path} at step {state.step} of {config.train.steps}", flush=True)
     *_, rng = loop.keys(config.seed)
-    found = causality.prove(model, state.params, corpus.validation, config, rng)
-    if "val_loss" in (report := workdir.read_report(path)):
-        found += causality.alarm(report)
-    causality.draw(path / workdir.FIGURES, found)
-    workdir.update_report(path, {"causality": causality.report(found)})
-    causality.show(found)
-    return 0 if causality.passed(found) else 1
+    proofs = causality.prove(model, state.params, corpus.validation, config, rng)
+    if "val_loss" in (run_report := workdir.read_report(path)):
+        proofs += causality.alarm(run_report)
+    causality.draw(path / workdir.FIGURES, proofs)
+    workdir.update_report(path, {"causality": causality.as_json(proofs)})
+    causality.show(proofs)
+    return 0 if causality.passed(proofs) else 1
 
 
 def load(
@@ -162,11 +168,11 @@ def load(
     step = checkpoint.latest_step(checkpoints)
     if step is None:
         raise ValueError(f"workdir {str(path)!r} holds no checkpoint")
-    like = jax.eval_shape(
+    shapes = jax.eval_shape(
         lambda rng: loop.begin(model, rng, config, examples=loss.next_token)[0],
         jax.random.key(config.seed),
     )
-    return model, checkpoint.restore(checkpoints, step, like), corpus, config
+    return model, checkpoint.restore(checkpoints, step, shapes), corpus, config
 
 
 def _audit_target(values: flags.FlagValues) -> int:
@@ -181,7 +187,7 @@ def _audit_target(values: flags.FlagValues) -> int:
             vocab_size=values.vocab_size,
             width=values.width,
             seed=values.seed,
-            edits=values.edits,
+            token_edit_budget=values.edits,
         )
         trainer = foreign.load(values.trainer) if values.trainer else None
         session.prepare(path)
@@ -191,7 +197,7 @@ def _audit_target(values: flags.FlagValues) -> int:
 
 
 def _replay(values: flags.FlagValues) -> int:
-    """A leak that was found before, on a stranger's callable."""
+    """Whether a leak that an earlier audit wrote still shows on the callable."""
     _refuse_flags(values, but=("target", "replay"), why="does not go with --replay")
     if not values.replay:
         raise cli.UsageError("--replay needs a file, such as runs/audit/leak.npz")
@@ -201,26 +207,26 @@ def _replay(values: flags.FlagValues) -> int:
     leaks_still = finding is not None and finding.kind == "leak"
     verdict = "still leaks" if leaks_still else "no leak any more"
     words = replay.words(finding) if finding else "no output moves"
-    found_in = str(arrays["callable"])
-    whose = "" if found_in == values.target else f" (the leak was of {found_in})"
+    leaker = str(arrays["callable"])
+    whose = "" if leaker == values.target else f" (the leak was of {leaker})"
     print(f"{verdict}, at the smallest pair: {words}{whose}")
     return 1 if leaks_still else 0
 
 
 @contextlib.contextmanager
 def _unusable() -> Iterator[None]:
-    """Hidden randomness, or a refusal, found while probing exits 2, as if at once."""
+    """Exits 2 on hidden randomness or a refusal that only shows while probing."""
     try:
         yield
-    except (findings.NotDeterministic, findings.Refused) as error:
+    except (findings.NotDeterministic, calls.Refused) as error:
         raise cli.UsageError(str(error)) from error
 
 
 def _refuse_flags(values: flags.FlagValues, *, but: Collection[str], why: str) -> None:
     """Raises UsageError where a flag is given, but for some."""
-    own = flags.FlagValues()
-    define_flags(own)
-    for name in own:
+    declared = flags.FlagValues()
+    define_flags(declared)
+    for name in declared:
         if values[name].present and name not in but:
             raise cli.UsageError(f"--{name} {why}")
 

@@ -110,21 +110,21 @@ def run(
     if any(map(config.model.is_attention, range(config.model.num_layers))):
         _draw_attention(path, model, state.params, corpus)
     print("verifying causality: edits, gradients, learning ...", flush=True)
-    found = causality.prove(model, state.params, corpus.validation, config, audit_rng)
+    proofs = causality.prove(model, state.params, corpus.validation, config, audit_rng)
     losses = {
         "val_loss": val_loss,
         "bits_per_byte": _bits_per_byte(val_loss, corpus),
         "baselines": found_baselines,
     }
-    found += causality.alarm(losses)
-    causality.draw(path / workdir.FIGURES, found)
+    proofs += causality.alarm(losses)
+    causality.draw(path / workdir.FIGURES, proofs)
     workdir.update_report(
         path,
         {
             "steps": int(state.step),
             "parameters": num_parameters,
             **losses,
-            "causality": causality.report(found),
+            "causality": causality.as_json(proofs),
             "tokens_per_second": _tokens_per_second(records),
             "seconds": time.perf_counter() - began,
             "data": {
@@ -137,9 +137,9 @@ def run(
     )
     _show_losses({**found_baselines, "this model": val_loss}, corpus)
     _show_sample(model, state.params, corpus, config, sample_rng)
-    causality.show(found)
+    causality.show(proofs)
     print(f"workdir: {path}")
-    return causality.passed(found)
+    return causality.passed(proofs)
 
 
 def _train(

@@ -20,7 +20,7 @@ import numpy as np
 from flax import linen
 
 import attention
-from attention.properties import findings
+from attention.properties import calls
 
 # Folders of code that is not the stranger's: installed, or ours.
 _OTHERS = tuple(
@@ -119,12 +119,12 @@ def guarded() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except UnusableOutput as error:
-        raise findings.Refused(str(error)) from error
-    except findings.Refused:
+        raise calls.Refused(str(error)) from error
+    except calls.Refused:
         raise
     # Foreign code: anything may go wrong.
     except (Exception, SystemExit) as error:
-        raise findings.Refused(f"raised {blame(error)}") from error
+        raise calls.Refused(f"raised {blame(error)}") from error
 
 
 def silent() -> contextlib.redirect_stdout[io.StringIO]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from attention.properties import edits, equivalence, movements
+from attention.properties import calls, equivalence, movements
 
 
 def assert_in_hull(
@@ -21,16 +21,16 @@ def assert_in_hull(
     *,
     atol: float = 1e-5,
 ) -> None:
-    """Each output is a mean of the values, channel by channel.
+    """Asserts that each output is a mean of the values, channel by channel.
 
     The weights are read off with values that are 1 at one position and 0 elsewhere.
     They may differ between channels, but not with the values.
 
     Args:
       fn: maps values [B S ...] to outputs [B T ...] of as many channels.
-      values: any, to see that the weights do not depend on them.
-      atol: by which a weight may be negative, and a sum differ from 1; and an output
-        from the mean, as a share of the largest value.
+      values: any values [B S ...], to see that the weights do not depend on them.
+      atol: amount by which a weight may be negative, and a sum differ from 1; and an
+        output from the mean, as a share of the largest value.
 
     Raises:
       AssertionError: naming a negative weight, a sum that is not 1, or an output that
@@ -41,7 +41,7 @@ def assert_in_hull(
     def weights(source: int) -> np.ndarray:
         one_hot = np.zeros_like(rows)
         one_hot[:, source] = 1
-        return np.asarray(fn(edits.like(values, one_hot)))
+        return np.asarray(fn(calls.in_library_of(values, one_hot)))
 
     weight = np.stack([weights(j) for j in range(rows.shape[1])])
     if not weight.min() >= -atol:  # NaN too

@@ -1,4 +1,4 @@
-"""Mutations of the public entry and of its arguments: see `tests.mutation.table`."""
+"""Mutations of the public entry and of its arguments: see `mutations`."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Mutations of the equation and of what carries it: see `tests.mutation.table`."""
+"""Mutations of the equation and of what carries it: see `mutations`."""
 
 import types
 

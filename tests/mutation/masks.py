@@ -1,4 +1,4 @@
-"""Mutations of masks and positions: see `tests.mutation.table`."""
+"""Mutations of masks and positions: see `mutations`."""
 
 import types
 

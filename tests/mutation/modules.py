@@ -1,4 +1,4 @@
-"""Mutations of the module: see `tests.mutation.table`."""
+"""Mutations of the module: see `mutations`."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Mutations of the leak verifier and the assertions: see `tests.mutation.table`."""
+"""Mutations of the leak verifier and its assertions: see `mutations`."""
 
 import types
 
@@ -20,7 +20,7 @@ _MOVEMENTS = (
     ),
 )
 
-_LEAKS = (
+_COMPARISON = (
     (
         "(np.arange(base.shape[1]) >= edit.since)",
         "(np.arange(base.shape[1]) > edit.since)",
@@ -53,21 +53,24 @@ _LEAKS = (
     ),
 )
 
-_SEARCH = (
-    (
-        "end = max(smallest.source, smallest.target) + 1",
-        "end = smallest.inputs.shape[1]",
-        "the smallest input keeps what follows the edit",
-    ),
+_EXAMINATION = (
     (
         "parts += _halves(inputs, part)",
         "pass",
         "one refused id hides what the other edits show",
     ),
     (
-        "        _confirm(fn, base, finding, tolerance)\n",
+        "        _confirm(fn, base, worst, tolerance)\n",
         "        pass\n",
         "a function's own memory is a leak",
+    ),
+)
+
+_SHRINKING = (
+    (
+        "end = max(smallest.source, smallest.target) + 1",
+        "end = smallest.inputs.shape[1]",
+        "the smallest input keeps what follows the edit",
     ),
 )
 
@@ -89,12 +92,15 @@ _EDITS = (
     ),
 )
 
-_PROBES = (
+_VALUE_PROBES = (
     (
         "finding = _number_on_the_way(subject, finding) or finding",
         "pass",
         "a stabilising maximum passes for an overflow",
     ),
+)
+
+_PROBES = (
     ("np.triu(norms != 0, 1)", "np.tril(norms != 0, -1)", "the past is the future"),
     (
         '"leak": later & finite & (',
@@ -102,19 +108,22 @@ _PROBES = (
         "an infinite derivative is a leak",
     ),
     (
-        '        _alone("training", subject, rows, _diagonal(rows)),\n',
+        '        _edit_single_rows("training", subject, rows, _diagonal(rows)),\n',
         "",
         "in training mode rows may see one another",
     ),
     ("4 * power + 1}", "2 * power - 1}", "no length is past a power of two"),
 )
 
-_PROPERTIES = (
+_ASSERTIONS = (
     (
-        "made = edits.one_row_at_a_time(subject, rows, places, one, causal=False)",
-        "made = edits.one_row_at_a_time(subject, rows, places, one, causal=True)",
+        "(subject, rows, everywhere, one, causal=False)",
+        "(subject, rows, everywhere, one, causal=True)",
         "rows must be causal to be independent",
     ),
+)
+
+_INVARIANCE = (
     (
         "(0, 1, 1e3, np.nan, np.inf) if nan_safe",
         "(0, 1, 1e3) if nan_safe",
@@ -125,8 +134,8 @@ _PROPERTIES = (
 
 _EQUIVALENCE = (
     (
-        "zip(found_by, wanted_by, strict=True)",
-        "zip(found_by, found_by, strict=True)",
+        "zip(actual_by, expected_by, strict=True)",
+        "zip(actual_by, actual_by, strict=True)",
         "gradients are not compared",
     ),
     ("equal_nan=True", "equal_nan=False", "NaN is not NaN"),
@@ -135,11 +144,14 @@ _EQUIVALENCE = (
 ROWS = types.MappingProxyType(
     {
         "attention/properties/movements.py": _MOVEMENTS,
-        "attention/properties/findings.py": _LEAKS,
-        "attention/properties/search.py": _SEARCH,
+        "attention/properties/comparison.py": _COMPARISON,
+        "attention/properties/examination.py": _EXAMINATION,
+        "attention/properties/shrinking.py": _SHRINKING,
         "attention/properties/edits.py": _EDITS,
+        "attention/properties/value_probes.py": _VALUE_PROBES,
         "attention/properties/probes.py": _PROBES,
-        "attention/properties/assertions.py": _PROPERTIES,
+        "attention/properties/assertions.py": _ASSERTIONS,
+        "attention/properties/invariance.py": _INVARIANCE,
         "attention/properties/equivalence.py": _EQUIVALENCE,
     }
 )

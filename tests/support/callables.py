@@ -20,7 +20,7 @@ def adapt(fn, *, vectors=False, length=T):
         vocab_size=None if vectors else V,
         width=E if vectors else None,
         seed=0,
-        edits=100,
+        token_edit_budget=100,
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from attention.properties import edits, probes
+from attention.properties import probes, subjects
 
 T, E, V = 12, 3, 11
 RNG = np.random.default_rng(0)
@@ -12,7 +12,7 @@ TABLE = RNG.normal(size=(V, E)).astype(np.float32)
 
 
 def subject(fn, **changes):
-    vectors = edits.Subject(
+    vectors = subjects.Subject(
         fn=fn,
         length=T,
         vocab_size=None,
@@ -20,7 +20,7 @@ def subject(fn, **changes):
         training=None,
         gradient=None,
         seed=0,
-        edits=10_000,
+        token_edit_budget=10_000,
     )
     return dataclasses.replace(vectors, **changes)
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from attention.properties import findings
+from attention.properties import calls
 from train import foreign
 
 TOKENS = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
@@ -90,7 +90,7 @@ def test_load_refuses(stranger, name, message):
 def test_an_exception_names_the_line(stranger):
     broken = foreign.load("theirs:broken")
     message = r"^raised KeyError: 'missing' \(theirs.py, line 15\)$"
-    with pytest.raises(findings.Refused, match=message), foreign.guarded():
+    with pytest.raises(calls.Refused, match=message), foreign.guarded():
         broken(TOKENS)
 
 
@@ -104,7 +104,7 @@ def test_a_file_beside_a_folder_of_ours_is_the_strangers():
 
 def test_an_exit_is_no_way_out():
     with (
-        pytest.raises(findings.Refused, match="raised SystemExit: 0"),
+        pytest.raises(calls.Refused, match="raised SystemExit: 0"),
         foreign.guarded(),
     ):
         sys.exit(0)

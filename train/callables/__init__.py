@@ -1,1 +1,1 @@
-"""The audit of anyone's callable: adapters of frameworks, probes, replay, report."""
+"""The audit of anyone's callable: adapters, probes, replay, verdict and screen."""

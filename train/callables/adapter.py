@@ -16,8 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attention.properties import edits as edits_lib
-from attention.properties import findings, movements
+from attention.properties import calls, findings, movements, subjects
 from train import foreign
 from train.callables import frameworks, modes
 
@@ -26,7 +25,7 @@ _ROWS = (2, 3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target(edits_lib.Subject):
+class Target(subjects.Subject):
     """A subject, and what was learned about the callable on the way.
 
     Attributes:
@@ -50,7 +49,7 @@ def adapt(
     vocab_size: int | None,
     width: int | None,
     seed: int,
-    edits: int,
+    token_edit_budget: int,
 ) -> Target:
     """Finds out how the callable is to be called, and that it can be examined.
 
@@ -61,7 +60,7 @@ def adapt(
       vocab_size: V of a callable of tokens; None: of vectors.
       width: E of a callable of vectors; None: of tokens.
       seed: of inputs, and of what training mode draws.
-      edits: as of `Subject`.
+      token_edit_budget: about how many edits of tokens the probe 'edits' makes.
 
     Raises:
       ValueError: it raises at this length, returns something else than logits
@@ -89,12 +88,12 @@ def adapt(
             # A callable with a memory gives itself away after another input.
             evaluation(inputs[::-1].copy())
             again = second(inputs)
-    except findings.Refused as error:
+    except calls.Refused as error:
         raise ValueError(f"with {_words(inputs)} it {error}") from error
     _check_shape(inputs, outputs, vocab_size)
     notes = _check_determinism(outputs, again)
     # A batch of two steps of time, or of as many as there are features, would do.
-    with contextlib.suppress(findings.Refused):
+    with contextlib.suppress(calls.Refused):
         _check_shape(more, evaluation(more), vocab_size)
     training, more_notes = _in_training(fn, convert, inputs, traceable, seed)
     gradient = None
@@ -110,7 +109,7 @@ def adapt(
         training=training,
         gradient=gradient,
         seed=seed,
-        edits=edits,
+        token_edit_budget=token_edit_budget,
         name=name,
         callable=fn,
         framework=framework,
@@ -135,7 +134,7 @@ def _in_training(
         return training, []
     try:
         moved = movements.movement(training(inputs), training(inputs))
-    except findings.Refused:  # which the probe will report
+    except calls.Refused:  # which the probe will report
         # A keyword `key` may stand for the keys of attention.
         return (None if modes.only_a_key(fn) else training), []
     if moved.any():

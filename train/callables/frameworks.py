@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from attention.properties import findings, movements
+from attention.properties import calls, movements
 from train import foreign
 from train.callables import modes
 
@@ -93,7 +93,7 @@ def is_traceable(fn: Callable[[Any], Any], example: np.ndarray) -> bool:
     try:
         with foreign.guarded():
             jax.eval_shape(own, jax.ShapeDtypeStruct(example.shape, example.dtype))
-    except findings.Refused:
+    except calls.Refused:
         return False
     memory = jax.tree.leaves(getattr(own, "__dict__", {}))
     return not any(isinstance(value, jax.core.Tracer) for value in memory)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from attention.properties import findings, probes, search
+from attention.properties import calls, comparison, findings, probes, shrinking
 from train.callables import adapter, frameworks, modes
 
 FILE_NAME = "leak.npz"
@@ -57,11 +57,11 @@ def smallest(target: adapter.Target, finding: findings.Finding) -> findings.Find
     if finding.probe == "gradients":
         try:
             found = _derivative(target, finding.inputs[:1, : finding.source + 1])
-        except findings.Refused:
+        except calls.Refused:
             found = None
         return finding if found is None or found.kind != "leak" else found
-    fn = of_mode(target, mode(finding))
-    return search.shrink(fn, finding, tolerance=target.tolerance)
+    fn = in_mode(target, mode(finding))
+    return shrinking.shrink(fn, finding, tolerance=target.tolerance)
 
 
 def mode(finding: findings.Finding) -> str:
@@ -69,7 +69,7 @@ def mode(finding: findings.Finding) -> str:
     return "training" if finding.probe == "training" else "evaluation"
 
 
-def of_mode(target: adapter.Target, mode: str) -> Callable[[np.ndarray], np.ndarray]:
+def in_mode(target: adapter.Target, mode: str) -> Callable[[np.ndarray], np.ndarray]:
     """The callable in that mode.
 
     Raises:
@@ -198,11 +198,11 @@ def save(path: pathlib.Path, target: adapter.Target, finding: findings.Finding) 
       target: the callable.
       finding: of `smallest`.
     """
-    fn = of_mode(target, mode(finding))
+    fn = in_mode(target, mode(finding))
     arrays = {
         **vars(finding),
-        "before": _plain(findings.call(fn, finding.inputs)),
-        "after": _plain(findings.call(fn, finding.edited)),
+        "before": _plain(calls.call(fn, finding.inputs)),
+        "after": _plain(calls.call(fn, finding.edited)),
         "mode": mode(finding),
         "callable": target.name,
         "vocab_size": target.vocab_size or 0,
@@ -271,15 +271,15 @@ def replay(
         vocab_size=int(arrays["vocab_size"]) if is_tokens else None,
         width=None if is_tokens else inputs.shape[2],
         seed=int(arrays["seed"]),
-        edits=0,
+        token_edit_budget=0,
     )
     probe = str(arrays["probe"])
     try:
         if probe == "gradients":
             return _derivative(target, inputs)
-        call = of_mode(target, str(arrays["mode"]))
-        return findings.compare(probe, call, inputs, edited, tolerance=target.tolerance)
-    except findings.Refused as error:
+        fn = in_mode(target, str(arrays["mode"]))
+        return comparison.compare(probe, fn, inputs, edited, tolerance=target.tolerance)
+    except calls.Refused as error:
         raise ValueError(f"the leak cannot be replayed: {error}") from error
 
 
@@ -290,6 +290,6 @@ def _derivative(
     subject = dataclasses.replace(target, rows=inputs, length=inputs.shape[1])
     outcome = probes.run("gradients", subject)
     if outcome.kind in ("not applicable", "refused"):
-        raise findings.Refused(outcome.tried)
+        raise calls.Refused(outcome.tried)
     found = outcome.finding
     return found and dataclasses.replace(found, inputs=inputs, edited=inputs)

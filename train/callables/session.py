@@ -1,7 +1,11 @@
-"""An audit of a stranger's callable: every probe, one screen, and what it leaves.
+"""An audit of a stranger's callable: every probe, one screen and some files.
 
-The files (`.report`) appear when all is done, each whole or not at all; what
-an earlier audit left in the folder goes away. `train.audit` is the program.
+These files appear when all is done, each whole or not at all; those of an earlier
+audit in the folder go away. `train.audit` is the program.
+
+    report.json               target, verdict, probes, leak, versions
+    figures/dependency.png    which output moved by edits of which input
+    leak.npz                  smallest pair of inputs that shows a leak, if there is one
 """
 
 import dataclasses
@@ -18,10 +22,9 @@ import numpy as np
 import rich.console
 import rich.status
 
-from attention.properties import findings, probes
+from attention.properties import calls, outcomes, probes
 from train import foreign, workdir
-from train.callables import adapter, replay
-from train.callables import report as audit_report
+from train.callables import adapter, picture, replay, screen, verdict
 from train.proofs import learning
 
 
@@ -61,10 +64,10 @@ def audit(
     """Runs the probes, shows and writes what they saw.
 
     Args:
-      target: of `targets.adapt`.
+      target: the callable, of `adapter.adapt`.
       path: the folder, of `prepare`.
-      skip: probes that are left out.
-      trainer: for the learning proof; None: none.
+      skip: names of probes that are left out.
+      trainer: trainer for the learning proof; None leaves that proof out.
 
     Returns:
       Whether no output was seen to depend on a later input, and enough was looked at.
@@ -77,24 +80,24 @@ def audit(
         markup=False,
         soft_wrap=True,
     )
-    audit_report.head(console, target)
-    outcomes = []
+    screen.head(console, target)
+    results = []
     for outcome in _outcomes(target, console, skip, trainer):
-        audit_report.show_row(console, outcome)
-        outcomes.append(outcome)
+        screen.show_row(console, outcome)
+        results.append(outcome)
     for name in (workdir.REPORT, replay.FILE_NAME):
         (path / name).unlink(missing_ok=True)
-    leak = _keep_leak(target, path / replay.FILE_NAME, outcomes)
-    verdict = audit_report.verdict(outcomes)
-    title = f"{target.name}: {verdict}"
-    pictured = audit_report.draw(path / workdir.FIGURES, outcomes, title)
+    leak = _keep_leak(target, path / replay.FILE_NAME, results)
+    conclusion = verdict.verdict(results)
+    title = f"{target.name}: {conclusion}"
+    pictures = picture.draw(path / workdir.FIGURES, results, title)
     seconds = time.perf_counter() - began
-    report = audit_report.report(target, outcomes, leak, seconds)
-    workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
-    lines = audit_report.leak_lines(target, leak) if leak else []
-    audit_report.show_verdict(console, outcomes, lines, target.notes)
-    print(f"{path}: {', '.join([workdir.REPORT, *pictured])} ({seconds:.1f} s)")
-    return verdict == audit_report.NO_LEAK
+    contents = verdict.as_json(target, results, leak, seconds)
+    workdir.write(path / workdir.REPORT, json.dumps(contents, indent=2) + "\n")
+    lines = screen.leak_lines(target, leak) if leak else []
+    screen.show_verdict(console, results, lines, target.notes)
+    print(f"{path}: {', '.join([workdir.REPORT, *pictures])} ({seconds:.1f} s)")
+    return conclusion == verdict.NO_LEAK
 
 
 def _outcomes(
@@ -102,11 +105,11 @@ def _outcomes(
     console: rich.console.Console,
     skip: Collection[str],
     trainer: learning.Trainer | None,
-) -> Iterator[probes.Outcome]:
+) -> Iterator[outcomes.Outcome]:
     """Each as soon as its probe is done, with a sign of life on a terminal."""
     for probe in probes.PROBES:
         if probe in skip:
-            yield probes.Outcome(probe, "skipped", "--skip")
+            yield outcomes.Outcome(probe, "skipped", "--skip")
             continue
         with console.status(probe) as status:
             outcome = probes.run(probe, _watched(target, status, probe))
@@ -121,11 +124,11 @@ def _watched(
     target: adapter.Target, status: rich.status.Status, probe: str
 ) -> adapter.Target:
     """The target, counting its calls."""
-    calls = itertools.count(1)
+    count = itertools.count(1)
 
-    def watched(fn: findings.Function) -> findings.Function:
+    def watched(fn: calls.NumpyFunction) -> calls.NumpyFunction:
         def call(inputs: np.ndarray) -> np.ndarray:
-            status.update(f"{probe}: call {next(calls)}")
+            status.update(f"{probe}: call {next(count)}")
             return fn(inputs)
 
         return call
@@ -134,9 +137,9 @@ def _watched(
     return dataclasses.replace(target, fn=watched(target.fn), training=training)
 
 
-def _learn(target: adapter.Target, trainer: learning.Trainer) -> probes.Outcome:
+def _learn(target: adapter.Target, trainer: learning.Trainer) -> outcomes.Outcome:
     assert target.vocab_size is not None
-    name = audit_report.LEARNING
+    name = verdict.LEARNING
     try:
         proof = learning.prove_trainer(
             trainer,
@@ -146,19 +149,19 @@ def _learn(target: adapter.Target, trainer: learning.Trainer) -> probes.Outcome:
         )
     # Foreign code: anything may go wrong.
     except (Exception, SystemExit) as error:
-        return probes.Outcome(name, "refused", foreign.blame(error))
-    return probes.Outcome(name, proof.result, proof.reason, figures=proof.figures)
+        return outcomes.Outcome(name, "refused", foreign.blame(error))
+    return outcomes.Outcome(name, proof.result, proof.reason, figures=proof.figures)
 
 
 def _keep_leak(
-    target: adapter.Target, file: pathlib.Path, outcomes: Sequence[probes.Outcome]
-) -> audit_report.Leak | None:
+    target: adapter.Target, file: pathlib.Path, results: Sequence[outcomes.Outcome]
+) -> verdict.Leak | None:
     """Writes the smallest pair of inputs that shows the first leak, if there is one."""
-    seen = [outcome for outcome in outcomes if outcome.kind == "leak"]
+    seen = [outcome for outcome in results if outcome.kind == "leak"]
     if not seen:
         return None
     smallest = None
     if seen[0].finding is not None:
         smallest = replay.smallest(target, seen[0].finding)
         replay.save(file, target, smallest)
-    return audit_report.Leak(seen, smallest, file)
+    return verdict.Leak(seen, smallest, file)

@@ -1,6 +1,6 @@
 """The three proofs of `dependence` and `learning`, made of a run's own model.
 
-What they found becomes a verdict, an entry of report.json, a picture and some lines.
+They become a verdict, an entry of report.json, a picture and some lines.
 """
 
 import dataclasses
@@ -64,14 +64,16 @@ def prove(
         [mask.materialize(context, context)[0, 0] for mask in model.masks()]
     )
     return [
-        dependence.edits(
+        dependence.prove_by_edits(
             functools.partial(logits, variables),
             rows,
             vocab_size=model.vocab_size,
             replacements=config.audit.replacements,
             rng=edit_rng,
         ),
-        dependence.gradients(from_embeddings, embeddings, declared, rng=cotangent_rng),
+        dependence.prove_by_gradients(
+            from_embeddings, embeddings, declared, rng=cotangent_rng
+        ),
         _learning(model, config, rng=learning_rng),
     ]
 
@@ -102,20 +104,24 @@ def _learning(
     )
 
 
-def alarm(report: Mapping[str, Any]) -> list[dependence.Proof]:
-    """A loss that is too good for text, as a proof that failed; else nothing.
+def alarm(run_report: Mapping[str, Any]) -> list[dependence.Proof]:
+    """States a loss that is too good for text, as a proof that failed.
 
-    Not where the trigram baseline needs less than 1 bit per byte: that text repeats
-    itself, and a low loss is no surprise.
+    There is no alarm where the trigram baseline needs less than 1 bit per byte: that
+    text repeats itself, and a low loss is no surprise.
 
     Args:
-      report: of a run: `val_loss`, `bits_per_byte` and `baselines`.
+      run_report: what report.json says of a run: `val_loss`, `bits_per_byte` and
+        `baselines`.
+
+    Returns:
+      That proof alone, or an empty list.
     """
-    bits = report["bits_per_byte"]
+    bits = run_report["bits_per_byte"]
     # A loss of 0 is one without targets; NaN is no low loss.
     if not 0 < bits < IMPLAUSIBLE:
         return []
-    trigram = bits / report["val_loss"] * report["baselines"]["trigram"]
+    trigram = bits / run_report["val_loss"] * run_report["baselines"]["trigram"]
     if trigram < 1:
         return []
     return [
@@ -130,40 +136,40 @@ def alarm(report: Mapping[str, Any]) -> list[dependence.Proof]:
     ]
 
 
-def passed(found: list[dependence.Proof]) -> bool:
+def passed(proofs: list[dependence.Proof]) -> bool:
     """Whether every proof passed, and there was one."""
-    return bool(found) and all(proof.passed for proof in found)
+    return bool(proofs) and all(proof.passed for proof in proofs)
 
 
-def verdict(found: list[dependence.Proof]) -> str:
+def verdict(proofs: list[dependence.Proof]) -> str:
     """The verdict in words; a proof that showed nothing accuses nobody."""
-    if any(proof.result == "leak" for proof in found):
+    if any(proof.result == "leak" for proof in proofs):
         return "NOT CAUSAL"
-    return "the model is causal" if passed(found) else "not verified"
+    return "the model is causal" if passed(proofs) else "not verified"
 
 
-def report(found: list[dependence.Proof]) -> dict[str, Any]:
+def as_json(proofs: list[dependence.Proof]) -> dict[str, Any]:
     """The verdict as it stands in report.json."""
     return {
-        "passed": passed(found),
-        "probes": [proof.report() for proof in found],
+        "passed": passed(proofs),
+        "probes": [proof.as_json() for proof in proofs],
     }
 
 
-def draw(folder: pathlib.Path, found: list[dependence.Proof]) -> None:
+def draw(folder: pathlib.Path, proofs: list[dependence.Proof]) -> None:
     """Draws the dependency matrix of the gradient proof."""
-    arrays = next(proof.arrays for proof in found if proof.name == "gradients")
+    arrays = next(proof.arrays for proof in proofs if proof.name == "gradients")
     dependency_figure.draw(
         folder,
         arrays["dependency"],
         arrays["declared"],
-        verdict=verdict(found),
+        verdict=verdict(proofs),
     )
 
 
-def show(found: list[dependence.Proof]) -> None:
+def show(proofs: list[dependence.Proof]) -> None:
     """Prints a line for each proof, and the verdict."""
     words = {"clear": "passed", "leak": "FAILED", "void": "void"}
-    for proof in found:
+    for proof in proofs:
         print(f"{words[proof.result]:6}  {proof.name}: {proof.reason}")
-    print("verdict:", verdict(found))
+    print("verdict:", verdict(proofs))

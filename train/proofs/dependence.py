@@ -18,8 +18,14 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int, PRNGKeyArray
 
-from attention.properties import edits as edits_lib
-from attention.properties import findings, movements, search
+from attention.properties import (
+    calls,
+    edits,
+    examination,
+    findings,
+    movements,
+    subjects,
+)
 
 # 'void': nothing was shown, for or against the model.
 Result = Literal["clear", "leak", "void"]
@@ -27,14 +33,14 @@ Result = Literal["clear", "leak", "void"]
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What a proof found.
+    """What a proof showed of a model.
 
     Attributes:
       name: 'edits', 'gradients' or 'learning'.
       result: the verdict.
       reason: why, in one line.
-      figures: numbers for the report, ready for JSON.
-      arrays: what the verdict was read from, by position: [T] or [T T].
+      figures: numbers for report.json.
+      arrays: arrays that the verdict was read from, by position: [T] or [T T].
     """
 
     name: str
@@ -48,7 +54,7 @@ class Proof:
         """Whether the model was shown to be causal."""
         return self.result == "clear"
 
-    def report(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The proof as an entry of report.json: everything but the arrays."""
         return {
             "name": self.name,
@@ -62,13 +68,16 @@ class Proof:
 def reachable(
     masks: Sequence[Bool[movements.AnyArray, "T T"]],
 ) -> Bool[np.ndarray, "T T"]:
-    """Which inputs reach which outputs through a stack of residual layers.
+    """Computes which inputs reach which outputs through a stack of residual layers.
 
     (I ∨ Mᴸ) ⋯ (I ∨ M¹), a boolean product: a layer passes position i on to itself, and
     to i what its mask lets i attend to.
 
     Args:
-      masks: of each layer, the first one first; True = may attend.
+      masks: masks [T T] of the layers, the first one first; True = may attend.
+
+    Returns:
+      Bool [T T]: whether output i is reached by input j.
     """
     itself = np.eye(len(masks[0]), dtype=bool)
     reach = itself
@@ -77,7 +86,7 @@ def reachable(
     return reach
 
 
-def edits(
+def prove_by_edits(
     logits_fn: movements.Function,
     tokens: Int[movements.AnyArray, "B T"],
     *,
@@ -94,23 +103,29 @@ def edits(
     Args:
       logits_fn: tokens [B T] -> logits [B T V], compiled, without dropout.
       tokens: real text; one call per row, position and replacement.
-      vocab_size: V.
-      replacements: per token and row.
+      vocab_size: number V of ids.
+      replacements: number of replacements per token and row.
       rng: key that draws them.
 
     Returns:
-      Proof; arrays: `moved`, the largest movement of output i by edits of token j.
+      The proof; its arrays: `moved`, [T T], the largest movement of output i by edits
+      of token j.
     """
-    subject = edits_lib.given(
-        logits_fn, tokens, vocab_size=vocab_size, rng=rng, edits=0, tolerance=0.0
+    subject = subjects.on_inputs(
+        logits_fn,
+        tokens,
+        vocab_size=vocab_size,
+        rng=rng,
+        token_edit_budget=0,
+        tolerance=0.0,
     )
     rows, length = tokens.shape
     count = min(replacements, vocab_size - 1)
-    made = edits_lib.one_row_at_a_time(
+    series = edits.one_row_at_a_time(
         subject,
         np.asarray(tokens),
         itertools.product(range(length), range(rows)),
-        edits_lib.ordinary(subject, count),
+        edits.ordinary_replacements(subject, count),
         causal=True,
     )
     done = rows * length * count
@@ -118,18 +133,18 @@ def edits(
     reason = f"{done} edits moved no bit of an earlier logit"
     leak, moved = None, np.zeros((length, length))
     try:
-        seen = search.examine("edits", subject.fn, *made, tolerance=0.0)
-    except (findings.NotDeterministic, findings.Refused) as error:
+        seen = examination.examine("edits", subject, series)
+    except (findings.NotDeterministic, calls.Refused) as error:
         result, reason = "void", str(error)
     else:
-        found, moved = seen.finding, seen.moved
+        finding, moved = seen.finding, seen.moved
         silent = np.flatnonzero(moved.diagonal() == 0)
-        if found is not None and found.kind == "leak":
-            leak = found.error()
+        if finding is not None and finding.kind == "leak":
+            leak = finding.error()
             result, reason = "leak", str(leak)
-        elif found is not None:
+        elif finding is not None:
             result = "void"
-            reason = f"token {found.source} spreads NaN to output {found.target}"
+            reason = f"token {finding.source} spreads NaN to output {finding.target}"
         elif len(silent):
             result = "void"
             reason = f"no edit of token {silent[0]} moved its own output"
@@ -146,7 +161,7 @@ def edits(
     )
 
 
-def gradients(
+def prove_by_gradients(
     from_embeddings: movements.Function,
     embeddings: Float[movements.AnyArray, "B T E"],
     declared: Bool[np.ndarray, "T T"],
@@ -161,11 +176,12 @@ def gradients(
     Args:
       from_embeddings: [B T E] -> logits [B T V], without dropout.
       embeddings: of real text, in float32.
-      declared: what may reach what through all layers, see `reachable`.
+      declared: whether output i may depend on input j through all layers, [T T], as
+        `reachable` computes it.
       rng: key of the random cotangents.
 
     Returns:
-      Proof; arrays: `norms`, `dependency`, `declared`, all [T T].
+      The proof; its arrays: `norms`, `dependency`, `declared`, all [T T].
     """
     norms = movements.jacobian_norms(from_embeddings, embeddings, rng=rng)
     dependency = norms != 0
@@ -211,10 +227,10 @@ def _find_dependence(
     allowed: Bool[np.ndarray, "T_out T_in"],
 ) -> findings.LeakError | None:
     """The earliest source that reaches outside `allowed`, and its earliest target."""
-    found = np.argwhere(((sizes != 0) & ~allowed).T)
-    if not len(found):
+    outside = np.argwhere(((sizes != 0) & ~allowed).T)
+    if not len(outside):
         return None
-    source, target = found[0].tolist()
+    source, target = outside[0].tolist()
     size = float(sizes[target, source])
     return findings.LeakError(source, target, size, probe="gradients")
 
@@ -227,5 +243,5 @@ def _leak_figures(leak: findings.LeakError | None) -> dict[str, Any] | None:
 
 
 def finite(value: float) -> float | str:
-    """JSON has no NaN and no infinity: their names instead."""
+    """The number, or the name of NaN or an infinity, which JSON does not have."""
     return float(value) if math.isfinite(value) else str(float(value))

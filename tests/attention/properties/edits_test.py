@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from attention.properties import edits, probes
+from attention.properties import edits, probes, subjects
 from tests.support import probed
 
 
@@ -20,23 +20,25 @@ def calls_of(probe, made):
     return calls, outcome
 
 
-def test_every_token_takes_every_place():
+def test_every_token_takes_every_position():
     """One position at a time, in all rows; together every other id."""
     made = probed.tokens(np.sin)
-    (row,) = edits.draw(made, 1, probed.T)
-    base, edited = edits.together(made, row[None], edits.ordinary(made, probed.V - 1))
+    (row,) = subjects.random_rows(made, 1, probed.T)
+    base, edited = edits.in_all_rows(
+        made, row[None], edits.ordinary_replacements(made, probed.V - 1)
+    )
     seen = set()
     for position, rows, call, since in edited:
         assert rows.all() and since == position
-        others = np.arange(probed.T) != position
-        np.testing.assert_array_equal(call[:, others], base[:, others])
+        elsewhere = np.arange(probed.T) != position
+        np.testing.assert_array_equal(call[:, elsewhere], base[:, elsewhere])
         assert np.all(call[:, position] != row[position])
         seen |= {(position, int(token)) for token in call[:, position]}
     assert len(seen) == probed.T * (probed.V - 1)
 
 
 def test_every_token_comes_first():
-    base, edited = edits.each_first(
+    base, edited = edits.behind_each_first_token(
         np.arange(probed.T) % probed.V, probed.V - 1, vocab_size=probed.V
     )
     assert len(set(base[:, 0].tolist())) == probed.V - 1
@@ -44,12 +46,12 @@ def test_every_token_comes_first():
 
 
 def test_the_budget_is_kept_but_for_one_edit_per_position():
-    _, outcome = calls_of("edits", probed.tokens(None, edits=3 * probed.T))
+    _, outcome = calls_of("edits", probed.tokens(None, token_edit_budget=3 * probed.T))
     assert outcome.tried.startswith(
         f"1 x {probed.T} positions, 3 replacements each of 10"
     )
     assert "nothing moved" in outcome.tried
-    _, outcome = calls_of("edits", probed.tokens(None, edits=1))
+    _, outcome = calls_of("edits", probed.tokens(None, token_edit_budget=1))
     assert f"{probed.T} positions, 1 replacements each" in outcome.tried
 
 
@@ -59,7 +61,7 @@ def test_a_cap_of_outputs_is_said():
     _, outcome = calls_of("edits", made)
     assert outcome.tried.startswith(f"1 x {probed.T} positions, 28 replacements each")
     assert "for more would compare over 4e+09 numbers of output" in outcome.tried
-    for fewer in ({"edits": 28 * probed.T}, {"vocab_size": 11}):
+    for fewer in ({"token_edit_budget": 28 * probed.T}, {"vocab_size": 11}):
         _, outcome = calls_of("edits", dataclasses.replace(made, **fewer))
         assert "for more" not in outcome.tried
 
@@ -67,8 +69,10 @@ def test_a_cap_of_outputs_is_said():
 def test_calls_are_bounded_and_all_of_one_shape():
     """Many ids: several calls per position, the last filled up."""
     made = probed.tokens(np.sin, vocab_size=2000, length=20)
-    rows = edits.draw(made, 1, 20)
-    base, edited = edits.together(made, rows, edits.ordinary(made, 1999))
+    rows = subjects.random_rows(made, 1, 20)
+    base, edited = edits.in_all_rows(
+        made, rows, edits.ordinary_replacements(made, 1999)
+    )
     edited = list(edited)
     assert {edit.inputs.shape for edit in edited} == {base.shape}
     assert base.size <= 2**13
@@ -77,7 +81,7 @@ def test_calls_are_bounded_and_all_of_one_shape():
 
 
 def test_rows_of_tokens_hold_many_ids_or_repeat_few():
-    rows = edits.draw(probed.tokens(None), 4, probed.V)
+    rows = subjects.random_rows(probed.tokens(None), 4, probed.V)
     assert [len(set(row.tolist())) for row in rows[::2]] == [probed.V, probed.V]
     assert all(len(set(row.tolist())) <= 4 for row in rows[1::2])
 
@@ -95,8 +99,9 @@ def test_lengths_and_batch_sizes():
 def test_one_row_is_edited_at_a_time():
     calls, _ = calls_of("batch", probed.subject(None))
     base = next(call for call in calls if np.any(call[0] != call[1]))
-    places = [np.argwhere((call != base).any(-1)).tolist() for call in calls]
-    assert [[[t % 4, t]] for t in range(probed.T)] == [p for p in places if len(p) == 1]
+    changed = [np.argwhere((call != base).any(-1)).tolist() for call in calls]
+    single = [rows for rows in changed if len(rows) == 1]
+    assert [[[t % 4, t]] for t in range(probed.T)] == single
 
 
 def test_a_batch_size_that_is_refused():
@@ -109,8 +114,10 @@ def test_a_batch_size_that_is_refused():
             return x
 
         made = probed.tokens(fn)
-        rows = edits.draw(made, 1, probed.T)
-        inputs, _ = edits.together(made, rows, edits.ordinary(made, probed.V - 1))
+        rows = subjects.random_rows(made, 1, probed.T)
+        inputs, _ = edits.in_all_rows(
+            made, rows, edits.ordinary_replacements(made, probed.V - 1)
+        )
         assert len(inputs) == size
 
 
@@ -141,6 +148,8 @@ def test_edits_are_of_the_scale_of_the_inputs():
     largest = []
     for size in (1, 1000):
         made = probed.subject(np.sin, rows=size * rows)
-        _, edited = edits.together(made, made.rows, edits.ordinary(made, 4))
+        _, edited = edits.in_all_rows(
+            made, made.rows, edits.ordinary_replacements(made, 4)
+        )
         largest.append(max(np.abs(edit.inputs).max() for edit in edited))
     np.testing.assert_allclose(largest[1], 1000 * largest[0], rtol=1e-3)

@@ -47,6 +47,3 @@ def test_another_structure_is_another_function(other):
     """Though the leaves are the same."""
     with pytest.raises(AssertionError, match="outputs PyTreeDef.* against PyTreeDef"):
         properties.assert_equivalent(lambda x: (x,), other, X)
-
-
-# Dependency

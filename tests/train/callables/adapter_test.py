@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from attention.properties import findings
+from attention.properties import calls
 from tests.support import callables
 
 
@@ -104,11 +104,13 @@ def test_hidden_randomness_is_refused(kind, torch):
 
 def test_hidden_rounding_is_noted():
     def noisy(size):
-        calls = []
+        called = []
 
         def fn(tokens):
-            calls.append(tokens)
-            return callables.in_numpy(tokens) * np.float32(1 + size * (len(calls) == 4))
+            called.append(tokens)
+            return callables.in_numpy(tokens) * np.float32(
+                1 + size * (len(called) == 4)
+            )
 
         return fn
 
@@ -133,20 +135,20 @@ def test_a_memory_is_refused():
 
 def test_another_dtype_is_another_number_only_if_it_is():
     """Equal numbers of two types are one answer, noted as nothing."""
-    calls = []
+    called = []
 
     def fn(tokens):
-        calls.append(tokens)
+        called.append(tokens)
         return callables.in_numpy(tokens).astype(
-            np.float64 if len(calls) % 2 else np.float32
+            np.float64 if len(called) % 2 else np.float32
         )
 
     target = callables.adapt(fn)
     assert not target.notes
-    types = {findings.call(target.fn, callables.TOKENS).dtype for _ in range(2)}
+    types = {calls.call(target.fn, callables.TOKENS).dtype for _ in range(2)}
     assert types == {np.dtype(np.float32), np.dtype(np.float64)}
     np.testing.assert_array_equal(
-        findings.call(target.fn, callables.TOKENS), callables.in_numpy(callables.TOKENS)
+        calls.call(target.fn, callables.TOKENS), callables.in_numpy(callables.TOKENS)
     )
 
 
@@ -158,5 +160,5 @@ def test_other_shapes_may_be_refused():
 
     target = callables.adapt(fn)
     message = r"^raised RuntimeError: only two rows .* \(.*adapter_test.py, line \d+\)$"
-    with pytest.raises(findings.Refused, match=message):
-        findings.call(target.fn, callables.TOKENS[:1])
+    with pytest.raises(calls.Refused, match=message):
+        calls.call(target.fn, callables.TOKENS[:1])

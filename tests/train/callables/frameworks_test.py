@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.properties import findings
+from attention.properties import calls
 from tests.support import callables
 
 
@@ -128,7 +128,7 @@ def test_gradients_in_jax_and_pytorch(torch):
 
 def test_a_derivative_that_there_is_not_is_refused(torch):
     target = callables.adapt(lambda x: x.detach().clone(), vectors=True)
-    with pytest.raises(findings.Refused, match="does not require grad"):
+    with pytest.raises(calls.Refused, match="does not require grad"):
         target.gradient(callables.VECTORS)
 
 

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from attention.properties import findings, probes
+from attention.properties import comparison, probes
 from tests.support import strangers
 from train import foreign
 from train.callables import replay
@@ -140,7 +140,7 @@ def test_replay_asks_about_the_kind_of_the_pair():
     edited = inputs.copy()
     edited[0, 5] += 1
     fft = foreign.load("theirs:fft")
-    found = findings.compare("edits", fft, inputs, edited, tolerance=1e-5)
+    found = comparison.compare("edits", fft, inputs, edited, tolerance=1e-5)
     assert found.kind == "rounding"
     arrays = {"inputs": inputs, "edited": edited, "vocab_size": 0, "seed": 0}
     arrays["callable"] = "theirs:fft"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from attention.properties import findings
+from attention.properties import calls
 from tests.support import callables
 
 
@@ -237,5 +237,5 @@ def test_a_training_mode_that_raises_is_left_to_the_probe():
             raise RuntimeError("no data")
         return callables.in_numpy(tokens)
 
-    with pytest.raises(findings.Refused, match="raised RuntimeError: no data"):
+    with pytest.raises(calls.Refused, match="raised RuntimeError: no data"):
         callables.adapt(fn).training(callables.TOKENS)

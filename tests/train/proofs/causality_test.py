@@ -18,10 +18,10 @@ def report(bits, *, trigram=2.5):
 
 def test_a_loss_below_that_of_text_is_a_leak():
     """Case B096: below 0.3 bits per byte."""
-    found = causality.alarm(report(0.29))
-    assert causality.verdict(found) == "NOT CAUSAL"
-    assert not causality.passed(found)
-    reason = causality.report(found)["probes"][0]["reason"]
+    proofs = causality.alarm(report(0.29))
+    assert causality.verdict(proofs) == "NOT CAUSAL"
+    assert not causality.passed(proofs)
+    reason = causality.as_json(proofs)["probes"][0]["reason"]
     assert "0.29 bits per byte" in reason
     assert "trigrams need 2.5" in reason
 

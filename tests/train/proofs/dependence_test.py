@@ -33,23 +33,23 @@ def logits(tokens, *, future=0.0):
     return from_embeddings(TABLE[tokens], future=future)
 
 
-def edits(fn):
-    return dependence.edits(fn, TOKENS, vocab_size=V, replacements=3, rng=KEY)
+def prove_by_edits(fn):
+    return dependence.prove_by_edits(fn, TOKENS, vocab_size=V, replacements=3, rng=KEY)
 
 
 def test_edits_pass_an_honest_model():
-    proof = edits(jax.jit(logits))
+    proof = prove_by_edits(jax.jit(logits))
     assert proof.passed, proof.reason
     assert proof.figures["edits"] == 3 * TOKENS.size
     np.testing.assert_array_equal(proof.arrays["moved"] != 0, np.tri(T, dtype=bool))
-    json.dumps(proof.report(), allow_nan=False)
+    json.dumps(proof.as_json(), allow_nan=False)
 
 
 def test_edits_name_a_leak():
-    proof = edits(jax.jit(lambda tokens: logits(tokens, future=1e-3)))
+    proof = prove_by_edits(jax.jit(lambda tokens: logits(tokens, future=1e-3)))
     assert proof.result == "leak"
     # The last output sees the first input as its next one, which is no leak.
-    leak = proof.report()["leak"]
+    leak = proof.as_json()["leak"]
     assert (leak["source"], leak["target"]) == (1, 0)
     assert 0 < leak["movement"] < 0.1
 
@@ -60,14 +60,14 @@ def test_a_movement_to_nan_is_a_leak_that_json_can_hold():
         outputs[tokens[:, -1] != TOKENS[:, -1], 0] = np.nan
         return outputs
 
-    proof = edits(fn)
-    assert (proof.result, proof.report()["result"]) == ("leak", "leak")
-    leak = proof.report()["leak"]
+    proof = prove_by_edits(fn)
+    assert (proof.result, proof.as_json()["result"]) == ("leak", "leak")
+    leak = proof.as_json()["leak"]
     assert leak == {"source": T - 1, "target": 0, "movement": "nan"}
 
 
 def test_edits_are_void_for_a_function_that_ignores_a_token():
-    proof = edits(lambda tokens: np.where(np.arange(T) == 2, 0.0, tokens))
+    proof = prove_by_edits(lambda tokens: np.where(np.arange(T) == 2, 0.0, tokens))
     assert proof.result == "void"
     assert proof.reason == "no edit of token 2 moved its own output"
 
@@ -91,7 +91,7 @@ def refuse(tokens):
     ],
 )
 def test_edits_are_void_and_accuse_nobody(fn, words):
-    proof = edits(fn)
+    proof = prove_by_edits(fn)
     assert (proof.result, proof.passed) == ("void", False)
     assert words in proof.reason and "depends" not in proof.reason
     assert proof.figures["leak"] is None
@@ -113,37 +113,37 @@ def test_reachable_passes_a_position_on_to_itself():
     )
 
 
-def gradients(declared, **options):
-    return dependence.gradients(
+def prove_by_gradients(declared, **options):
+    return dependence.prove_by_gradients(
         lambda x: from_embeddings(x, **options), TABLE[TOKENS], declared, rng=KEY
     )
 
 
 def test_gradients_pass_a_window_through_two_layers():
-    proof = gradients(window(3), size=2, layers=2)
+    proof = prove_by_gradients(window(3), size=2, layers=2)
     assert proof.passed, proof.reason
     np.testing.assert_array_equal(proof.arrays["dependency"], window(3))
-    json.dumps(proof.report(), allow_nan=False)
+    json.dumps(proof.as_json(), allow_nan=False)
 
 
 def test_gradients_fail_outside_the_declared_mask():
-    proof = gradients(window(T), future=1e-6)
-    leak = proof.report()["leak"]
+    proof = prove_by_gradients(window(T), future=1e-6)
+    leak = proof.as_json()["leak"]
     assert (leak["source"], leak["target"]) == (1, 0)
     assert proof.result == "leak" and proof.figures["outside_declared"] == T - 1
-    band = gradients(window(2), size=3)
+    band = prove_by_gradients(window(2), size=3)
     assert band.result == "leak" and band.figures["outside_declared"] == T - 2
     assert "output 2 depends on input 0: its derivative in" in band.reason
 
 
 def test_gradients_fail_inside_the_declared_mask():
-    proof = gradients(window(3), size=2)
+    proof = prove_by_gradients(window(3), size=2)
     assert proof.result == "void" and proof.figures["missing_from_declared"] == T - 2
     assert proof.reason.startswith("output 2 does not depend on input 0, though")
 
 
 def test_gradients_that_are_not_finite_accuse_nobody():
-    proof = dependence.gradients(
+    proof = dependence.prove_by_gradients(
         lambda x: x.at[:, -1].set(jnp.sqrt(x[:, 0] - x[:, 0])),
         TABLE[TOKENS],
         window(T),
@@ -155,11 +155,11 @@ def test_gradients_that_are_not_finite_accuse_nobody():
 
 @pytest.mark.parametrize("declared", [np.ones((T, T), bool), np.tri(T, k=-1) > 0])
 def test_gradients_fail_a_declaration_that_is_not_causal(declared):
-    proof = dependence.gradients(jnp.sin, TABLE[TOKENS], declared, rng=KEY)
+    proof = dependence.prove_by_gradients(jnp.sin, TABLE[TOKENS], declared, rng=KEY)
     assert proof.result == "void" and "declared mask is not causal" in proof.reason
 
 
 def test_a_declaration_does_not_excuse_a_leak():
-    proof = gradients(np.ones((T, T), bool), future=1.0)
+    proof = prove_by_gradients(np.ones((T, T), bool), future=1.0)
     assert proof.result == "leak"
     assert proof.reason.startswith("output 0 depends on input 1")

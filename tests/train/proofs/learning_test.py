@@ -76,8 +76,8 @@ def test_honest_losses_pass_and_their_statistics_are_the_textbook_ones():
     assert f"of {overall['smallest_leak']:.2g} however spread" in proof.reason
     assert f"{overall['smallest_even_leak']:.2g} nats if alike" in proof.reason
     assert f"of {smallest[:-1].max():.2g} at any one position" in proof.reason
-    assert len(proof.report()["positions"]["excess"]) == T
-    json.dumps(proof.report(), allow_nan=False)
+    assert len(proof.as_json()["positions"]["excess"]) == T
+    json.dumps(proof.as_json(), allow_nan=False)
 
 
 def test_a_leak_at_one_position_is_named():
@@ -159,7 +159,7 @@ def detection(kind, chances, where, *, scale, draws=300, rows=300):
     columns = slice(where, where + 1) if where < T else slice(None)
     found = 0
     for _ in range(draws):
-        report = judge(honest_losses(generator, rows, chances)).report()
+        report = judge(honest_losses(generator, rows, chances)).as_json()
         stated = [*report["positions"][name], report["overall"][name]][where]
         share = share_of(kind, chances, scale * stated)
         losses = honest_losses(generator, rows, chances)
@@ -260,7 +260,7 @@ def test_losses_that_are_not_finite_void_the_proof(value):
     ):
         assert proof.result == "void"
         assert proof.reason == f"the {name} of row 7 at position 3 is not finite"
-        json.dumps(proof.report(), allow_nan=False)
+        json.dumps(proof.as_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize("shape", [(1, T), (T,)])

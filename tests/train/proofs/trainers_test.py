@@ -99,7 +99,7 @@ def test_the_rows_of_a_trainer_are_enough_for_a_hundredth_of_log_v():
 @pytest.mark.parametrize("kind", ["tokens", "rows", "position"])
 def test_a_trainer_with_a_leak_just_above_the_stated_size_is_found(kind):
     honest = Counter()
-    report = prove(honest).report()
+    report = prove(honest).as_json()
     stated = (
         report["positions"]["smallest_leak"][5]
         if kind == "position"

@@ -40,13 +40,6 @@ FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
             "attention/dot_product/api_test",
         ),
         "attention/dropout.py": ("attention/dropout_test",),
-        "attention/properties/edits.py": (
-            "attention/properties/edits_test",
-            "attention/properties/probes_test",
-        ),
-        "attention/properties/equivalence.py": (
-            "attention/properties/equivalence_test",
-        ),
         "attention/dot_product/flash.py": (
             "attention/dot_product/flash_test",
             "attention/dot_product/closures_test",
@@ -56,14 +49,9 @@ FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
             "attention/dot_product/shapes_test",
             "attention/dot_product/blockwise_test",
         ),
-        "attention/properties/hull.py": ("attention/properties/hull_test",),
         "attention/dot_product/jax_nn.py": (
             "attention/dot_product/cases_test",
             "attention/dot_product/api_test",
-        ),
-        "attention/properties/findings.py": (
-            "attention/properties/probes_test",
-            "attention/properties/assertions_test",
         ),
         "attention/linear.py": ("attention/linear_test", "attention/linear_state_test"),
         "attention/linear_sums.py": (
@@ -89,14 +77,33 @@ FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
             "attention/masks/block_maps_test",
         ),
         "attention/masks/constructors.py": ("attention/masks/constructors_test",),
-        "attention/properties/movements.py": ("attention/properties/movements_test",),
         "attention/numerics.py": ("attention/positions_test",),
         "attention/positions.py": ("attention/positions_test",),
-        "attention/properties/probes.py": (
+        "attention/properties/assertions.py": ("attention/properties/assertions_test",),
+        "attention/properties/comparison.py": (
+            "attention/properties/comparison_test",
+            "attention/properties/assertions_test",
+        ),
+        "attention/properties/edits.py": (
             "attention/properties/edits_test",
             "attention/properties/probes_test",
         ),
-        "attention/properties/assertions.py": ("attention/properties/assertions_test",),
+        "attention/properties/equivalence.py": (
+            "attention/properties/equivalence_test",
+        ),
+        "attention/properties/examination.py": (
+            "attention/properties/examination_test",
+            "attention/properties/probes_test",
+        ),
+        "attention/properties/hull.py": ("attention/properties/hull_test",),
+        "attention/properties/invariance.py": ("attention/properties/invariance_test",),
+        "attention/properties/movements.py": ("attention/properties/movements_test",),
+        "attention/properties/probes.py": (
+            "attention/properties/probes_test",
+            "attention/properties/edits_test",
+        ),
+        "attention/properties/shrinking.py": ("attention/properties/shrinking_test",),
+        "attention/properties/value_probes.py": ("attention/properties/probes_test",),
         "attention/random_features.py": ("attention/random_features_test",),
         "attention/recurrence.py": (
             "attention/recurrence_test",
@@ -110,10 +117,6 @@ FIRST: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         "attention/retention.py": ("attention/retention_test",),
         "attention/rwkv.py": ("attention/rwkv_test",),
         "attention/rwkv6.py": ("attention/rwkv6_test",),
-        "attention/properties/search.py": (
-            "attention/properties/search_test",
-            "attention/properties/probes_test",
-        ),
         "attention/softmax.py": (
             "attention/dot_product/cases_test",
             "attention/textbook_test",
