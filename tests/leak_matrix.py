@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import jax
 
 from attention.properties import probes
-from tests.specimens import honest, leaks
-from tests.specimens import specimen as specimens
+from tests.specimens import honest, leaks, parts
 from train.callables import adapter
 from train.proofs import learning
 from train.report import markdown
@@ -30,13 +29,13 @@ the honest models. Switching any one probe off would lose a leak. Written by
 """
 PROBES = (*probes.PROBES, "learning")
 # Enough for every other byte at every position of one row.
-TOKEN_EDIT_BUDGET = specimens.LENGTH * specimens.BYTES
+TOKEN_EDIT_BUDGET = parts.LENGTH * parts.BYTES
 
 # name -> probe -> kind of the outcome
 Kinds = Mapping[str, Mapping[str, str]]
 
 
-def examine(specimen: specimens.Specimen) -> dict[str, str]:
+def examine(specimen: parts.Specimen) -> dict[str, str]:
     """Probe -> kind of what it saw."""
     of_tokens = specimen.input == "tokens"
     target = adapter.adapt(
@@ -44,7 +43,7 @@ def examine(specimen: specimens.Specimen) -> dict[str, str]:
         name="",
         length=specimen.length,
         vocab_size=specimen.vocab_size if of_tokens else None,
-        width=None if of_tokens else specimens.WIDTH,
+        width=None if of_tokens else parts.WIDTH,
         seed=0,
         token_edit_budget=TOKEN_EDIT_BUDGET,
     )
@@ -63,7 +62,7 @@ def examine(specimen: specimens.Specimen) -> dict[str, str]:
     return kinds
 
 
-def examine_all(table: Mapping[str, specimens.Specimen]) -> Kinds:
+def examine_all(table: Mapping[str, parts.Specimen]) -> Kinds:
     """Every row whose package is installed."""
     return {
         name: examine(specimen)

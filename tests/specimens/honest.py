@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from tests.specimens import leaks_in_tokens
-from tests.specimens.leaks_in_mixers import DECAY, GATE, TAPS, so_far
-from tests.specimens.specimen import (
+from tests.specimens import tokens_leaks
+from tests.specimens.mixers_leaks import DECAY, GATE, TAPS, so_far
+from tests.specimens.parts import (
     CHUNK,
     EMBEDDING,
     LENGTH,
@@ -270,7 +270,7 @@ HONEST: Mapping[str, Specimen] = types.MappingProxyType(
         "counts of tokens so far": tokens(previous_tokens),
         "attention within texts": tokens(end_of_text_resets),
         "bigram trainer": tokens(
-            leaks_in_tokens.honest, trainer=leaks_in_tokens.honest_trainer
+            tokens_leaks.honest, trainer=tokens_leaks.honest_trainer
         ),
     }
 )

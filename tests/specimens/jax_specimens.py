@@ -9,7 +9,7 @@ from flax import linen as nn
 from configs import tiny_lm
 from models import config as config_lib
 from models import transformer
-from tests.specimens.specimen import HEADS, LENGTH, VOCAB, WIDTH, normal
+from tests.specimens.parts import HEADS, LENGTH, VOCAB, WIDTH, normal
 
 KEY = jax.random.key(0)
 EXAMPLE = jnp.ones((2, LENGTH, WIDTH))

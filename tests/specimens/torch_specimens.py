@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.specimens.specimen import HEADS, VOCAB, WIDTH
+from tests.specimens.parts import HEADS, VOCAB, WIDTH
 
 # Models this small wait longer for threads than they compute.
 torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.specimens.specimen import (
+from tests.specimens.parts import (
     CHUNK,
     WIDTH,
     attend_causally,
