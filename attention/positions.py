@@ -19,7 +19,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, Int
 
 from attention import numerics
@@ -250,7 +250,7 @@ def _angles(
     width: int,
     base: float,
     *,
-    dtype: jnp.dtype,
+    dtype: DTypeLike,
     scaling: float = 1.0,
 ) -> Float[Array, "... E/2"]:
     if width < 2 or width % 2:
