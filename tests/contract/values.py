@@ -18,13 +18,19 @@ def quick(fn):
 
     For programs of a few numbers that run once, where rounding is not the question.
     """
-    return jax.jit(
-        fn,
-        compiler_options={
-            "xla_backend_optimization_level": 0,
-            "xla_cpu_use_fusion_emitters": False,
-        },
-    )
+    return jax.jit(fn, compiler_options=_quick_options())
+
+
+@functools.cache
+def _quick_options():
+    """Both, or only the first where XLA no longer has the second."""
+    options = {"xla_backend_optimization_level": 0}
+    more = options | {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=more)()
+    except jax.errors.JaxRuntimeError:
+        return options
+    return more
 
 
 @functools.cache
