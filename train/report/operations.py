@@ -127,27 +127,33 @@ def _has_while(eqn: core.JaxprEqn) -> bool:
 
 def _call(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
     """A function that is called once: `jit`, `custom_vjp_call`, `remat` ..."""
-    (closed,) = (
-        x for x in eqn.params.values() if isinstance(x, core.ClosedJaxpr | core.Jaxpr)
-    )
-    if isinstance(closed, core.ClosedJaxpr):
-        return _run(closed.jaxpr, closed.consts, inputs)
-    return _run(closed, (), inputs)
+    (body,) = (x for x in eqn.params.values() if hasattr(x, "eqns"))
+    # Closed (a jaxpr and its constants) or not; newer jax has one class for both.
+    jaxpr, consts = getattr(body, "jaxpr", body), getattr(body, "consts", ())
+    return _run(jaxpr, consts, inputs)
 
 
 def _scan(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
     body, length = eqn.params["jaxpr"], eqn.params["length"]
-    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
-    fixed, carry = inputs[:consts], inputs[consts : consts + carries]
+    # What is stacked has one axis more than in the body, and comes last. That is asked
+    # of the shapes: the parameters that say it differ between versions of jax.
+    carries = sum(map(_same_rank, eqn.outvars, body.jaxpr.outvars))
+    whole = sum(map(_same_rank, eqn.invars, body.jaxpr.invars))
+    consts = whole - carries
+    fixed, carry = inputs[:consts], inputs[consts:whole]
     steps = range(length)[:: -1 if eqn.params["reverse"] else 1]
     operations, stacked = 0, {}
     for i in steps:
-        own = [x[i] for x in inputs[consts + carries :]]
+        own = [x[i] for x in inputs[whole:]]
         results, new = _run(body.jaxpr, body.consts, [*fixed, *carry, *own])
         carry, stacked[i] = results[:carries], results[carries:]
         operations += new
     rows = zip(*(stacked[i] for i in range(length)), strict=True)
     return [*carry, *(jnp.stack(row) for row in rows)], operations
+
+
+def _same_rank(outer: Any, inner: Any) -> bool:
+    return outer.aval.ndim == inner.aval.ndim
 
 
 def _while(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
