@@ -29,7 +29,9 @@ def hoist(
       nothing; the floats (or complex numbers) are what has derivatives.
     """
     traced = jax.make_jaxpr(f)(*examples, **named)
-    jaxpr = traced.jaxpr  # without the arrays: g must not keep tracers alive
+    inner = traced.jaxpr
+    # The arrays become its first arguments: g must not keep tracers alive.
+    jaxpr = inner.replace(constvars=(), invars=[*inner.constvars, *inner.invars])
     constants = [jnp.asarray(x) for x in traced.consts]
     is_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in constants]
 
@@ -37,7 +39,7 @@ def hoist(
         first, second = iter(floats), iter(others)
         constants = [next(first if yes else second) for yes in is_float]
         (result,) = jax.core.eval_jaxpr(
-            jaxpr, constants, *jax.tree.leaves((args, named))
+            jaxpr, (), *constants, *jax.tree.leaves((args, named))
         )
         return result
 
