@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Inexact, Int
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from attention import dropout, numerics, softmax
 from attention.dot_product import block_lists
@@ -115,6 +115,10 @@ def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
     queries = _rows(inputs.query, kernel.query_block)
     keys_t = _columns(inputs.key, kernel.key_block)
     values = _rows(inputs.value, kernel.key_block)
+    # Under `jax.vmap` every output is mapped if any input is. Of one that all share,
+    # such as a log-sum-exp where only values are mapped, the cotangent would be given
+    # to each of them, and count as often.
+    mapped = _mapped_zero((inputs, context)).astype(inputs.query.dtype)
 
     def query_block(route: Route) -> Any:
         query = queries[route.block]
@@ -132,7 +136,7 @@ def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
             product = place.matmul(place.drop(weights), values[j])
             return new, total, decay[:, None] * mean + product
 
-        row = jnp.zeros_like(query, shape=query.shape[0])
+        row = mapped + jnp.zeros_like(query, shape=query.shape[0])
         if inputs.sink is None:
             carry = row - jnp.inf, row
         else:
@@ -297,6 +301,12 @@ def _zeros(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.zeros_like(x)
     return jnp.zeros_like(x, dtype=numerics.accumulation_dtype(x.dtype))
+
+
+def _mapped_zero(tree: Any) -> Bool[Array, ""]:
+    """False; mapped by `jax.vmap` if any array of a tree is."""
+    never = (jnp.any(x == x, where=False) for x in jax.tree.leaves(tree))
+    return functools.reduce(jnp.logical_or, never)
 
 
 def _finite(peak: Float[Array, "bq"]) -> Float[Array, "bq"]:

@@ -125,6 +125,42 @@ def test_a_bias_has_a_gradient_of_its_own_shape(shape):
     np.testing.assert_allclose(found, gradient("reference"), atol=1e-5)
 
 
+@pytest.mark.parametrize("reads", [True, False], ids=["scores", "positions"])
+@pytest.mark.parametrize("mapped", [0, 1, 2], ids=["query", "key", "value"])
+def test_what_vmap_shares_counts_once(mapped, reads):
+    """Outputs that do not depend on what is mapped, and all gradients of the rest."""
+    *inputs, output_gradient = arrays(5, 5)
+    inputs[mapped] = np.stack([inputs[mapped], -inputs[mapped], 2 * inputs[mapped]])
+    slopes = np.float32([0.1, -0.2, 0.3, 0.4])
+
+    def loss(inputs, slopes, name):
+        def score_mod(score, q_index, kv_index, *, batch, head):
+            added = slopes[head] * kv_index.astype(score.dtype)
+            return score + added if reads else jnp.zeros_like(score) + added
+
+        def one(x):
+            out, log_normalizer = attend(
+                *inputs[:mapped],
+                x,
+                *inputs[mapped + 1 :],
+                sizes=(3, 2),
+                implementation=name,
+                score_mod=score_mod,
+                return_residual=True,
+            )
+            return jnp.sum(out * output_gradient) + jnp.sum(jnp.sin(log_normalizer))
+
+        return jnp.sum(jax.vmap(one)(inputs[mapped]))
+
+    found, wanted = (
+        jax.jit(jax.grad(functools.partial(loss, name=name), argnums=(0, 1)))(
+            inputs, slopes
+        )
+        for name in ("flash", "reference")
+    )
+    chex.assert_trees_all_close(found, wanted, atol=2e-5)
+
+
 @pytest.mark.parametrize("broadcast_dropout", [False, True])
 def test_dropout_does_not_depend_on_blocks(broadcast_dropout):
     """The very weights that the reference drops, whatever the blocks."""
