@@ -44,18 +44,18 @@ from absl import flags
 # `python -m` looks in the current folder first: a stranger's models.py is not ours.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from train import cli, foreign, workdir
-from train.bench import claims as bench_claims
 from train.bench import (
+    claims,
     implementations,
     mixers,
     peers,
     picture,
     presets,
-    steps,
     tables,
+    train_step,
     trials,
 )
-from train.report import machine
+from train.report import machine, terminal
 
 sys.path.pop(0)
 
@@ -83,7 +83,7 @@ def attention(
     Returns:
       What stands in results.json.
     """
-    console = tables.console()
+    console = terminal.console()
     results: dict[str, Any] = {
         "what": "attention",
         "preset": preset,
@@ -98,7 +98,7 @@ def attention(
     def keep() -> None:
         results["exponents"] = implementations.exponents(results["rows"])
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-        workdir.write(path / tables.FILE_NAME, text)
+        workdir.write(path / tables.RESULTS, text)
 
     keep()
     said = ""
@@ -117,7 +117,7 @@ def attention(
                 console.print(f"{said}: {tables.case_line(rows)}")
             if plan.claims:
                 scale = trials.Scale(plan.claims, plan.rounds, plan.seconds)
-                for claim in bench_claims.measure(scale, announce=announce):
+                for claim in claims.measure(scale, announce=announce):
                     results["claims"].append(claim)
                     keep()
                     console.print(tables.claim_line(claim))
@@ -130,15 +130,15 @@ def attention(
             picture.draw(path / workdir.FIGURES, measured, dtype=dtype)
             for dtype in dict.fromkeys(row["dtype"] for row in measured)
         ]
-        files = [tables.FILE_NAME, *(str(x.relative_to(path)) for x in pictures)]
+        files = [tables.RESULTS, *(str(x.relative_to(path)) for x in pictures)]
         console.print(f"{path}: {', '.join(files)}")
     return results
 
 
 def passed(results: Mapping[str, Any]) -> bool:
     """Whether nothing was wrong, no claim missed, and a target was measured."""
-    rows, claims = results["rows"], results["claims"]
-    verdicts = {x["verdict"] for x in (*rows, *claims)}
+    rows = results["rows"]
+    verdicts = {x["verdict"] for x in (*rows, *results["claims"])}
     of_target = {
         row["verdict"] for row in rows if row["implementation"] == peers.TARGET
     }
@@ -153,7 +153,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "rounds", None, "measurements of each", lower_bound=1, flag_values=values
     )
     _define_attention(values)
-    steps.define_flags(values)
+    train_step.define_flags(values)
     mixers.define_flags(values)
 
 
@@ -218,18 +218,17 @@ def main(values: flags.FlagValues) -> int:
             if len(values.compare) != 2:
                 raise ValueError(f"--compare needs two files, got {values.compare}")
             paths = [pathlib.Path(path) for path in values.compare]
-            tables.compare(tables.console(), paths)
+            tables.compare(terminal.console(), paths)
         return 0
     what = f"--what={values.what}"
     if values.what != "mixers":
         _refuse_flags(values, mixers.define_flags, what)
     if values.what != "train_step":
-        _refuse_flags(values, steps.define_flags, what)
+        _refuse_flags(values, train_step.define_flags, what)
     if values.what != "attention":
         shared = ("workdir",) if values.what == "mixers" else ()
         _refuse_flags(values, _define_attention, what, but=shared)
-        own = mixers if values.what == "mixers" else steps
-        return own.main(values)
+        return (mixers if values.what == "mixers" else train_step).main(values)
     for name, value in PASSIVE_THREADS.items():
         os.environ.setdefault(name, value)
     preset = values.preset or jax.default_backend()

@@ -39,9 +39,9 @@ from absl import flags
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from train import cli, foreign, workdir
 from train import config as config_lib
-from train.bench import presets, tables
+from train.bench import presets
 from train.device import checks, speed, verdict
-from train.report import machine
+from train.report import machine, terminal
 from train.text import data
 
 sys.path.pop(0)
@@ -170,7 +170,7 @@ def _train_step(given: Inputs) -> Iterator[list[Row]]:
     config = dataclasses.replace(
         given.config, model=dataclasses.replace(model, num_layers=layers)
     )
-    yield [speed.train_step(config, given.corpus, rounds=plan.rounds, steps=plan.steps)]
+    yield [speed.training(config, given.corpus, rounds=plan.rounds, steps=plan.steps)]
 
 
 def _benchmark(given: Inputs) -> Iterator[list[Row]]:
@@ -250,7 +250,7 @@ def main(values: flags.FlagValues) -> int:
         if (path / workdir.CONFIG).exists():
             raise ValueError(f"{path} holds a run, whose report would be lost")
         path.mkdir(parents=True, exist_ok=True)
-    console = tables.console()
+    console = terminal.console()
     plan = PRESETS[preset]
     report: Row = {
         "what": "device_check",

@@ -30,8 +30,7 @@ import rich.progress
 from absl import flags
 
 from train import cli, workdir
-from train.bench import tables
-from train.report import machine
+from train.report import machine, terminal
 from train.studies.reach import picture, runs, settings, summary
 from train.text import baselines, data
 
@@ -52,7 +51,7 @@ def study(
       What stands in report.json.
     """
     start = time.perf_counter()
-    console = tables.console()
+    console = terminal.console()
     # Seldom drawn anew: that takes time from what is measured.
     with rich.progress.Progress(console=console, refresh_per_second=1) as progress:
 

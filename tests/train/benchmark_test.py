@@ -12,9 +12,8 @@ from matplotlib import image
 
 import attention
 from train import benchmark, cli
-from train.bench import claims as bench_claims
-from train.bench import implementations as bench_attention
-from train.bench import presets, tables
+from train.bench import claims, presets, tables, workload
+from train.report import terminal
 
 ROOT = pathlib.Path(__file__).parents[2]
 ONE = ("--lengths=8", "--head_counts=", "--directions=forward", "--modes=jit")
@@ -62,7 +61,7 @@ def smoke(*more, target=None, implementations="reference"):
 
 
 def results_of(path):
-    return json.loads((path / tables.FILE_NAME).read_text())
+    return json.loads((path / tables.RESULTS).read_text())
 
 
 def test_smoke_from_end_to_end(run, tmp_path):
@@ -132,7 +131,7 @@ def test_the_slow_are_not_asked_for_more(run, tmp_path):
 
 
 def test_what_does_not_fit_is_not_run(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_attention.workload, "memory_limit", lambda: 10)
+    monkeypatch.setattr(workload, "memory_limit", lambda: 10)
     status, *_ = run(*smoke(*ONE, "--modes=jit,eager"))
     assert status == 0
     for row in results_of(tmp_path)["rows"]:
@@ -151,7 +150,7 @@ def test_claims_are_shown_and_decide_the_status(
         "verdict": verdict,
         "reason": "",
     }
-    monkeypatch.setattr(bench_claims, "measure", lambda scale, announce: iter([found]))
+    monkeypatch.setattr(claims, "measure", lambda scale, announce: iter([found]))
     assert run(*smoke(*ONE))[0] == 0
     got, out, _ = run(*smoke(*ONE, "--claims=1"))
     assert got == status
@@ -187,7 +186,7 @@ def test_compare_steps_and_claims(tmp_path, capsys):
         (tmp_path / f"{name}_step").write_text(json.dumps(step))
         rest = {"what": "attention", "rows": [], "claims": claims}
         (tmp_path / f"{name}_claims").write_text(json.dumps(rest))
-    console = tables.console()
+    console = terminal.console()
     tables.compare(console, [tmp_path / "a_step", tmp_path / "b_step"])
     assert "torch, ms per step" in (out := capsys.readouterr().out) and "3.00" in out
     tables.compare(console, [tmp_path / "a_claims", tmp_path / "b_claims"])

@@ -18,10 +18,8 @@ import rich.table
 from absl import flags
 
 from train import cli, workdir
-from train.bench import mixer_cases as cases
-from train.bench import presets
-from train.bench import tables as bench_report
-from train.report import machine, stopwatch
+from train.bench import mixer_cases, presets, tables
+from train.report import machine, stopwatch, terminal
 
 LENGTHS, RACE = (2048, 4096, 8192, 16384, 32768), 16384
 MOST_GROWTH, LEAST_SPEED = 1.15, 3.0
@@ -45,8 +43,8 @@ def measure(
       Rows: `part`, 'growth' or 'race', and what `train.benchmark --compare` reads.
     """
     forward, _ = DIRECTIONS
-    for name in cases.CONTENDERS:
-        if name == cases.FLASH:
+    for name in mixer_cases.CONTENDERS:
+        if name == mixer_cases.FLASH:
             continue
         announce(f"growth of {name}")
         yield _in_turns(
@@ -56,7 +54,7 @@ def measure(
         announce(f"everyone at T={RACE // divisor}, {direction}")
         yield _in_turns(
             "race",
-            [(name, RACE // divisor) for name in cases.CONTENDERS],
+            [(name, RACE // divisor) for name in mixer_cases.CONTENDERS],
             direction,
             rounds,
         )
@@ -66,7 +64,7 @@ def _in_turns(
     part: str, works: list[tuple[str, int]], direction: str, rounds: int
 ) -> list[dict[str, Any]]:
     pieces = {
-        f"{name} {length}": cases.piece(
+        f"{name} {length}": mixer_cases.piece(
             name, length, backward=direction != DIRECTIONS[0]
         )
         for name, length in works
@@ -85,9 +83,9 @@ def _in_turns(
             "dtype": "float32",
             "batch_size": 1,
             "length": length,
-            "num_heads": cases.HEADS,
-            "num_kv_heads": cases.HEADS,
-            "width": cases.WIDTH,
+            "num_heads": mixer_cases.HEADS,
+            "num_kv_heads": mixer_cases.HEADS,
+            "width": mixer_cases.WIDTH,
             "is_causal": True,
             "milliseconds": stopwatch.quartiles(seconds[f"{name} {length}"]),
             "temporary_bytes": pieces[f"{name} {length}"].temporary_bytes,
@@ -117,7 +115,7 @@ def claims(rows: Sequence[Row], *, judged: bool) -> list[dict[str, Any]]:
       claimed' or 'not judged'.
     """
     found = []
-    for name, contender in cases.CONTENDERS.items():
+    for name, contender in mixer_cases.CONTENDERS.items():
         grown = [
             x for x in rows if (x["part"], x["implementation"]) == ("growth", name)
         ]
@@ -129,7 +127,7 @@ def claims(rows: Sequence[Row], *, judged: bool) -> list[dict[str, Any]]:
             limit = f"at most {MOST_GROWTH}"
             found.append(_claim(f"{name}: time ~ T^", limit, [exponent], met))
         speeds = _speeds(rows, name)
-        if name != cases.FLASH and len(speeds) == len(DIRECTIONS):
+        if name != mixer_cases.FLASH and len(speeds) == len(DIRECTIONS):
             asked = f"{name}: times as fast as flash, {' / '.join(DIRECTIONS)}"
             met = min(speeds) >= LEAST_SPEED
             claim = _claim(asked, f"at least {LEAST_SPEED:g}", speeds, met)
@@ -149,7 +147,7 @@ def _speeds(rows: Sequence[Row], name: str) -> list[float]:
         if x["part"] == "race"
     }
     return [
-        medians[cases.FLASH, direction] / medians[name, direction]
+        medians[mixer_cases.FLASH, direction] / medians[name, direction]
         for direction in DIRECTIONS
         if (name, direction) in medians
     ]
@@ -165,7 +163,7 @@ def _claim(asked: str, limit: str, measured: list[float], met: bool) -> dict[str
     }
 
 
-def tables(results: Mapping[str, Any]) -> Iterator[rich.table.Table]:
+def rendered(results: Mapping[str, Any]) -> Iterator[rich.table.Table]:
     """Medians of both parts, and the claims."""
     rows = results["rows"]
     for part, of_line, of_column in (
@@ -175,12 +173,10 @@ def tables(results: Mapping[str, Any]) -> Iterator[rich.table.Table]:
         own = [row for row in rows if row["part"] == part]
         columns = list(dict.fromkeys(row[of_column] for row in own))
         length = "" if part == "growth" else f" at T={own[0]['length']}" if own else ""
-        table = rich.table.Table(
-            title=f"{part}{length}: milliseconds, median (temporary MB)",
-            title_justify="left",
+        table = terminal.table(
+            f"{part}{length}: milliseconds, median (temporary MB)",
+            *("", *map(str, columns)),
         )
-        for heading in ("", *map(str, columns)):
-            table.add_column(heading)
         lines: dict[str, dict[Any, str]] = {}
         for row in own:
             memory = row["temporary_bytes"]
@@ -190,9 +186,8 @@ def tables(results: Mapping[str, Any]) -> Iterator[rich.table.Table]:
         for name, cells in lines.items():
             table.add_row(name, *(cells.get(x, "") for x in columns))
         yield table
-    table = rich.table.Table(title="what is claimed", title_justify="left")
-    for heading in ("asked", "limit", "measured", "verdict"):
-        table.add_column(heading)
+    headings = ("asked", "limit", "measured", "verdict")
+    table = terminal.table("what is claimed", *headings)
     for claim in results["claims"]:
         numbers = " / ".join(f"{x:.3g}" for x in claim["measured"])
         table.add_row(claim["asked"], claim["limit"], numbers, claim["verdict"])
@@ -216,7 +211,7 @@ def main(values: flags.FlagValues) -> int:
     path = pathlib.Path(values.workdir).absolute()
     with cli.usage_errors():
         path.mkdir(parents=True, exist_ok=True)
-    console = bench_report.console()
+    console = terminal.console()
     results: dict[str, Any] = {
         "what": "mixers",
         "complete": False,
@@ -229,7 +224,7 @@ def main(values: flags.FlagValues) -> int:
         judged = values.divisor == 1
         results["claims"] = claims(results["rows"], judged=judged)
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-        workdir.write(path / bench_report.FILE_NAME, text)
+        workdir.write(path / tables.RESULTS, text)
 
     rounds = values.rounds or ROUNDS
     try:
@@ -245,6 +240,6 @@ def main(values: flags.FlagValues) -> int:
         keep()
     finally:  # also when interrupted
         console.print(machine.words(results["machine"]))
-        for table in tables(results):
+        for table in rendered(results):
             console.print(table)
     return int(any(claim["verdict"] == "missed" for claim in results["claims"]))

@@ -2,28 +2,17 @@
 
 import json
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
 import rich.table
 
-from train.report import machine
+from train.report import machine, terminal
 
-FILE_NAME = "results.json"
-# Of tables in a file or a pipe, in characters.
-WIDTH = 140
+RESULTS = "results.json"
 Row = Mapping[str, Any]
 Results = Mapping[str, Any]
-
-
-def console() -> rich.console.Console:
-    """Where results are written: wide enough for tables, in a pipe too."""
-    width = None if sys.stdout.isatty() else WIDTH
-    return rich.console.Console(
-        file=sys.stdout, highlight=False, markup=False, soft_wrap=True, width=width
-    )
 
 
 def case_line(rows: Sequence[Row]) -> str:
@@ -75,14 +64,14 @@ def _times(sweep: str, rows: Sequence[Row]) -> rich.table.Table:
     shape = f"{heads} heads of {width}"
     if sweep == "heads":
         shape = f"T={fixed['length']}, N heads of {heads * width} / N"
-    table = _table(
+    sizes = list(dict.fromkeys(row[size] for row in rows))
+    table = terminal.table(
         f"{fixed['direction']}, {fixed['dtype']}, {shape}"
         f"{', causal' * fixed['is_causal']}: "
-        "milliseconds, median ± half the interquartile range"
+        "milliseconds, median ± half the interquartile range",
+        *("", *(f"{letter}={n}" for n in sizes)),
+        no_wrap=True,
     )
-    sizes = list(dict.fromkeys(row[size] for row in rows))
-    for heading in ("", *(f"{letter}={n}" for n in sizes)):
-        table.add_column(heading, no_wrap=True)
     lines: dict[str, dict[int, str]] = {}
     for row in rows:
         text = row["verdict"]
@@ -97,12 +86,12 @@ def _times(sweep: str, rows: Sequence[Row]) -> rich.table.Table:
 
 def _details(rows: Sequence[Row], exponents: Sequence[Row]) -> rich.table.Table:
     """What else is known, at the greatest length that each was measured at."""
-    table = _table("at the greatest length measured")
-    for heading in (
+    table = terminal.table(
+        "at the greatest length measured",
         *("", "T", "share of product", "compiled in", "traces", "temporary"),
         *("time ~ T^", "memory ~ T^"),
-    ):
-        table.add_column(heading, no_wrap=True)
+        no_wrap=True,
+    )
     last = {_name(row): row for row in rows if row["verdict"] == "measured"}
     growth = {
         _name(x): x
@@ -127,18 +116,13 @@ def _name(row: Row) -> str:
     return f"{row['implementation']} {row['mode']}"
 
 
-def _table(title: str) -> rich.table.Table:
-    return rich.table.Table(title=title, title_justify="left")
-
-
 def _text(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
 def _claims(claims: Sequence[Row]) -> rich.table.Table:
-    table = _table("what is claimed")
-    for heading in ("asked", "at most", "measured", "verdict"):
-        table.add_column(heading)
+    headings = ("asked", "at most", "measured", "verdict")
+    table = terminal.table("what is claimed", *headings)
     for claim in claims:
         limits = " / ".join(f"{x:g}" for x in claim["at_most"])
         verdict = claim["verdict"]
@@ -171,9 +155,7 @@ def compare(console: rich.console.Console, paths: Sequence[pathlib.Path]) -> Non
     common = [key for key in first if key in second]
     if not common:
         raise ValueError(f"{paths[0]} and {paths[1]} have nothing in common")
-    table = _table(f"A: {paths[0]}, B: {paths[1]}")
-    for heading in ("", "A", "B", "B / A"):
-        table.add_column(heading)
+    table = terminal.table(f"A: {paths[0]}, B: {paths[1]}", "", "A", "B", "B / A")
     for key in common:
         a, b = first[key], second[key]
         ratio = f"{b / a:.2f}" if a else ""

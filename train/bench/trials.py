@@ -18,7 +18,7 @@ import numpy as np
 import attention
 from attention import masks
 from train.bench import implementations, memory, peers, workload
-from train.report import stopwatch
+from train.report import compilation, stopwatch
 
 OURS = "flash"
 # Around the sizes of blocks and vectors, and between them.
@@ -180,7 +180,7 @@ def memory_doubles(scale: Scale) -> list[float]:
     for length in (8192, 16384, 32768):
         work = workload.Work(length=scale.length(length), backward=True)
         program = jax.jit(workload.pair(kernel, backward=True))
-        _, temporary = workload.compile_cost(program, work.shapes())
+        temporary = compilation.cost(program, work.shapes()).temporary_bytes
         if temporary is None:
             raise Skipped("the compiler does not tell")
         bytes_.append(temporary)
@@ -199,7 +199,7 @@ def peak(window: int | None, work: workload.Work, scale: Scale) -> list[float]:
     return [peak / 1e9]
 
 
-def compilation(scale: Scale) -> list[float]:
+def compile_seconds(scale: Scale) -> list[float]:
     """Seconds to trace and compile forward+backward, under the slowest mask."""
     work = workload.Work(length=scale.length(65536), backward=True)
     seconds = []
@@ -209,7 +209,7 @@ def compilation(scale: Scale) -> list[float]:
         )
         jax.clear_caches()
         program = jax.jit(workload.pair(kernel, backward=True))
-        seconds.append(workload.compile_cost(program, work.shapes())[0])
+        seconds.append(compilation.cost(program, work.shapes()).seconds)
     return [max(seconds)]
 
 

@@ -11,7 +11,6 @@ gradients are checked in full.
 import dataclasses
 import functools
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 import attention
 from attention import masks, numerics
+from train.report import compilation
 
 # Largest error, as a share of the largest expected value.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -138,7 +138,7 @@ def jax_runners(
         return function(mask, *arrays)
 
     compiled = jax.jit(counted)
-    seconds, temporary = compile_cost(compiled, [mask, *arrays])
+    seconds, temporary = compilation.cost(compiled, [mask, *arrays])
 
     def runner(function: Kernel) -> Runner:
         def outputs(cotangent: Array | None) -> Outputs:
@@ -167,15 +167,6 @@ def pair(kernel: Kernel, *, backward: bool) -> Kernel:
         return output, *pullback(cotangent)
 
     return both if backward else forward
-
-
-def compile_cost(compiled: Any, arguments: Sequence[Any]) -> tuple[float, int | None]:
-    """Seconds to trace and compile a jitted function, and its temporary bytes."""
-    start = time.perf_counter()
-    program = compiled.lower(*arguments).compile()
-    seconds = time.perf_counter() - start
-    analysis = program.memory_analysis()
-    return seconds, analysis and analysis.temp_size_in_bytes
 
 
 class Expected(NamedTuple):

@@ -17,10 +17,16 @@ import attention
 from models import transformer
 from train import config as config_lib
 from train import foreign
-from train.bench import implementations, peers, presets, trials, workload
-from train.bench import steps as bench_train_step
+from train.bench import (
+    implementations,
+    peers,
+    presets,
+    train_step,
+    trials,
+    workload,
+)
 from train.lm import loop, loss
-from train.report import stopwatch
+from train.report import compilation, stopwatch
 from train.text import data
 
 Row = dict[str, Any]
@@ -143,7 +149,7 @@ def _must_not_refuse(row: Row) -> None:
         row["verdict"] = "failed"
 
 
-def train_step(
+def training(
     config: config_lib.Config, corpus: data.Corpus, *, rounds: int, steps: int
 ) -> Row:
     """Trains on this device, beside the CPU for one step, and times it.
@@ -162,9 +168,7 @@ def train_step(
     state, train_steps = loop.begin(model, train_rng, config, examples=loss.next_token)
     # Put there by name, so that a CPU finds the program of the same step compiled.
     state, tokens = jax.device_put((state, corpus.train), jax.devices()[0])
-    start = time.perf_counter()
-    train_steps.lower(state, tokens, 1).compile()
-    compile_seconds = time.perf_counter() - start
+    compile_seconds = compilation.cost(train_steps, (state, tokens, 1)).seconds
     on_cpu = _first_step_on_cpu(train_steps, state, tokens)
     state, metrics = train_steps(state, tokens, 1)
     first = _numbers(metrics)
@@ -181,7 +185,7 @@ def train_step(
         reasons.append(f"{int(state.skipped)} steps were not finite")
     train, context = config.train, config.model.context
     tokens_per_step = train.batch_size * train.accumulation * context
-    flops = bench_train_step.step_flops(
+    flops = train_step.step_flops(
         config, state.params, vocab_size=corpus.tokenizer.vocab_size
     )
     return {

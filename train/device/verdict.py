@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
-import rich.table
 
 from train.bench import implementations, tables
-from train.report import machine
+from train.report import machine, terminal
 
 Row = Mapping[str, Any]
 FAULTS = frozenset({"wrong", "failed"})
@@ -45,7 +44,7 @@ def _correctness(
     console: rich.console.Console, report: Row, rows: Sequence[Row]
 ) -> None:
     del report
-    table = _table(
+    table = terminal.table(
         "errors against float64, as a share of the largest value (* = what None is)",
         *("implementation", "case", "dtype", "precision"),
         *("output", "at most", "gradients", "at most", "verdict"),
@@ -77,7 +76,7 @@ def _correctness(
 
 def _masks(console: rich.console.Console, report: Row, rows: Sequence[Row]) -> None:
     del report
-    table = _table(
+    table = terminal.table(
         f"masks at T={rows[0]['length']}, {rows[0]['dtype']}",
         *("mask", "direction", "implementation", "milliseconds", "of the other's"),
         *("temporary bytes", "error", "at most", "verdict"),
@@ -102,7 +101,7 @@ def _train_step(
 ) -> None:
     del report
     (row,) = rows
-    table = _table(
+    table = terminal.table(
         f"a training step: {row['milliseconds'][1]:.3g} ms, "
         f"{row['tokens_per_second']:.3g} tokens/s, {row['flops_per_second']:.2g} "
         f"FLOP/s, compiled in {row['compile_seconds']:.1f} s: {_verdict(row)}",
@@ -130,13 +129,6 @@ def _benchmark(console: rich.console.Console, report: Row, rows: Sequence[Row]) 
         "claims": [],
     }
     tables.show(console, results)
-
-
-def _table(title: str, *headings: str) -> rich.table.Table:
-    table = rich.table.Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading)
-    return table
 
 
 def _number(x: float | None, form: str = ".1e") -> str:

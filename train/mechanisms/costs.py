@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from models import mixers
-from train.bench import workload
 from train.mechanisms import cores, table
-from train.report import operations
+from train.report import compilation, operations
 
 # Long enough for many blocks; narrow, so that what grows with T is not hidden.
 LENGTH = 4096
@@ -89,9 +88,9 @@ def _temporary(fn: Callable[[Any, Any], Any], params: Any, x: Any) -> int:
         return jnp.sum(fn(params, x) ** 2)
 
     program = jax.jit(jax.grad(loss, argnums=(0, 1)))
-    found = workload.compile_cost(program, (params, x))[1]
-    assert found is not None, "the compiler does not tell"
-    return found
+    cost = compilation.cost(program, (params, x))
+    assert cost.temporary_bytes is not None, "the compiler does not tell"
+    return cost.temporary_bytes
 
 
 def _call(name: str, length: int) -> tuple[Any, Any, Any]:

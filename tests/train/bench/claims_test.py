@@ -9,7 +9,7 @@ import pytest
 
 from attention import masks
 from train.bench import claims, memory, peers, trials, workload
-from train.report import stopwatch
+from train.report import compilation, stopwatch
 
 TINY = trials.Scale(divisor=256, rounds=1, seconds=0.0)
 
@@ -64,7 +64,7 @@ def test_every_part_of_a_row_is_judged(monkeypatch):
 
 def test_every_row_measures_a_number_for_each_limit(dense):
     """All but those of processes and of all masks, which have tests of their own."""
-    left_out = {trials.compilation, trials.peak}
+    left_out = {trials.compile_seconds, trials.peak}
     for row in claims.CLAIMS:
         measure = getattr(row.measure, "func", row.measure)
         if measure in left_out:
@@ -138,10 +138,10 @@ def test_every_constructor_of_masks_is_compiled():
 
 
 def test_compilation_is_that_of_the_slowest(monkeypatch, dense):
-    seconds = iter([(1.0, 0), (3.0, 0), (2.0, 0)])
     monkeypatch.setattr(trials, "built_in", lambda *sizes: [None] * 3)
-    monkeypatch.setattr(workload, "compile_cost", lambda *what: next(seconds))
-    assert trials.compilation(TINY) == [3.0]
+    costs = map(compilation.Cost, [1.0, 3.0, 2.0], [0, 0, 0])
+    monkeypatch.setattr(compilation, "cost", lambda *what: next(costs))
+    assert trials.compile_seconds(TINY) == [3.0]
 
 
 def test_memory_of_a_process_is_its_own():

@@ -105,7 +105,7 @@ def test_the_program_in_small(run, two, tmp_path):
 def test_a_missed_claim_is_status_1(run, two, monkeypatch, tmp_path):
     monkeypatch.setattr(mixers, "measure", lambda **_: [rows(both=11.0)])
     monkeypatch.setattr(
-        mixers, "tables", lambda results: [json.dumps(results["claims"])]
+        mixers, "rendered", lambda results: [json.dumps(results["claims"])]
     )
     monkeypatch.setattr(
         mixer_cases,
