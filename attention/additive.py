@@ -12,7 +12,6 @@ can form. They are formed for one query at a time, and anew for the derivative, 
 memory stays O(T + S).
 """
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -20,8 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import heads, masks, numerics, softmax
-from attention.dot_product import arguments
+from attention import checks, heads, masks, numerics, softmax
 
 
 def attention(
@@ -108,26 +106,18 @@ def _lift(
     *,
     key_mask: Bool[Array, "*B S"] | None,
 ) -> Array:
-    """What `read(weights [S], value [S D])` says of every query, head and row."""
-    query, key, value = (jnp.asarray(x) for x in (query, key, value))
-    batch = arguments.check_inputs(query, key, value)
-    (*_, T, N, H), S = query.shape, key.shape[-3]
+    """Computes `read(weights [S], value [S D])` for every query, head and row."""
+    rows = checks.rows(query, key, value)
+    (B, T, N, H), S = rows.query.shape, rows.key.shape[1]
     if score_vector.shape != (N, H):
         raise ValueError(
             f"score_vector must be one vector per query head, {[N, H]}, "
             f"got {list(score_vector.shape)}"
         )
-    if key_mask is not None and key_mask.shape != (*batch, S):
-        raise ValueError(
-            f"key_mask must be [*B S] = {[*batch, S]}, got {list(key_mask.shape)}"
-        )
-    dtype = numerics.accumulation_dtype(query.dtype)
-    rows = math.prod(batch)
-    query, key, value = (
-        x.astype(dtype).reshape(rows, *x.shape[-3:]) for x in (query, key, value)
-    )
-    visible = _visible(mask, key_mask, (rows, N, T, S))
-    query, key, value = arguments.without_padding(visible, query, key, value)
+    checks.key_mask(key_mask, rows.batch, S)
+    dtype = numerics.accumulation_dtype(rows.query.dtype)
+    visible = _visible(mask, key_mask, (B, N, T, S))
+    *arrays, _ = rows.without_padding(visible)
 
     def one_head(
         query: Float[Array, "T H"],
@@ -141,11 +131,13 @@ def _lift(
             if visible is None:
                 return None
             keys = jnp.arange(S, dtype=jnp.int32)
-            place = {"batch": row[None], "head": head[None]}
-            return visible.at(position[None], keys, **place, length=S)[0, 0, 0]
+            index = {"batch": row[None], "head": head[None]}
+            return visible.at(position[None], keys, **index, length=S)[0, 0, 0]
 
-        def one_query(own: tuple[Float[Array, "H"], Int[Array, ""]]) -> Array:
-            query, position = own
+        def one_query(
+            query_at: tuple[Float[Array, "H"], Int[Array, ""]],
+        ) -> Array:
+            query, position = query_at
             fits = scores(query, key, score_vector)
             return read(softmax.masked_softmax(fits, shown_at(position)), value)
 
@@ -156,14 +148,12 @@ def _lift(
         return lax.map(one_query, (query, positions))
 
     output = heads.over_heads(one_head, out_axis=out_axis)(
-        query,
-        key,
-        value,
+        *(x.astype(dtype) for x in arrays),
         score_vector.astype(dtype)[None],
-        jnp.arange(rows, dtype=jnp.int32)[:, None],
+        jnp.arange(B, dtype=jnp.int32)[:, None],
         jnp.arange(N, dtype=jnp.int32)[None],
     )
-    return output.reshape(*batch, *output.shape[1:])
+    return rows.restore(output)
 
 
 def _visible(
@@ -171,14 +161,14 @@ def _visible(
     key_mask: Bool[Array, "*B S"] | None,
     shape: tuple[int, int, int, int],
 ) -> masks.Mask | None:
-    """Both masks in one; None if all may attend to all."""
-    rows, N, T, S = shape
+    """Combines both masks; None if every query sees every key."""
+    B, N, T, S = shape
     if mask is not None and not isinstance(mask, masks.Mask):
         mask = masks.dense(mask)
     if key_mask is not None:
-        real = masks.dense(key_mask.reshape(rows, 1, 1, S))
+        real = masks.dense(key_mask.reshape(B, 1, 1, S))
         mask = real if mask is None else mask & real
     if mask is not None:
         # No T x S: only the complaints of a mask that does not fit.
-        jax.eval_shape(lambda: mask.materialize(T, S, batch_size=rows, num_heads=N))
+        jax.eval_shape(lambda: mask.materialize(T, S, batch_size=B, num_heads=N))
     return mask

@@ -20,6 +20,34 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 
+def head_width(width: int, num_heads: int) -> int:
+    """H = E / N, the features of each head.
+
+    Raises:
+      ValueError: if N does not divide E.
+    """
+    if num_heads < 1 or width % num_heads:
+        raise ValueError(
+            "width must be a multiple of num_heads, "
+            f"got width={width} and num_heads={num_heads}"
+        )
+    return width // num_heads
+
+
+def group_size(num_heads: int, kv_heads: int) -> int:
+    """G = N / K, the query heads that read one key/value head.
+
+    Raises:
+      ValueError: if K does not divide N.
+    """
+    if kv_heads < 1 or num_heads % kv_heads:
+        raise ValueError(
+            "num_heads must be a multiple of num_kv_heads, "
+            f"got num_heads={num_heads} and num_kv_heads={kv_heads}"
+        )
+    return num_heads // kv_heads
+
+
 def split(x: Shaped[Array, "*B T E"], num_heads: int) -> Shaped[Array, "*B T N H"]:
     """Splits the width of each position into heads: E = N · H.
 
@@ -33,10 +61,7 @@ def split(x: Shaped[Array, "*B T E"], num_heads: int) -> Shaped[Array, "*B T N H
     Raises:
       ValueError: if N does not divide E.
     """
-    width = x.shape[-1]
-    if num_heads < 1 or width % num_heads:
-        raise ValueError(f"the width {width} does not divide into {num_heads} heads")
-    return x.reshape(*x.shape[:-1], num_heads, width // num_heads)
+    return x.reshape(*x.shape[:-1], num_heads, head_width(x.shape[-1], num_heads))
 
 
 def merge(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T E"]:
@@ -68,16 +93,11 @@ def over_heads(
     def lifted(query: Array, key: Array, value: Array, *rest: Any) -> Any:
         *leading, num_heads, width = query.shape
         kv_heads = key.shape[-2]
-        if kv_heads == 0 or num_heads % kv_heads:
-            raise ValueError(
-                f"the query heads must be a multiple of the key/value heads, "
-                f"got N={num_heads} and K={kv_heads}"
-            )
-        groups = num_heads // kv_heads
+        groups = group_size(num_heads, kv_heads)
 
         def to_groups(x: Array) -> Array:
-            own = (kv_heads, groups) if x.shape[1] != 1 else (1, 1)
-            return x.reshape(x.shape[0], *own, *x.shape[2:])
+            axes = (kv_heads, groups) if x.shape[1] != 1 else (1, 1)
+            return x.reshape(x.shape[0], *axes, *x.shape[2:])
 
         query = query.reshape(*leading, kv_heads, groups, width)
         rest = jax.tree.map(to_groups, rest)
@@ -120,12 +140,12 @@ def _over(
 def _loop(
     f: Callable[..., Any], in_axes: tuple[int | None, ...], out_axis: int
 ) -> Callable[..., Any]:
-    """What `jax.vmap` computes, one after another."""
+    """Computes what `jax.vmap` computes, one slice after another."""
 
     def looped(*args: Array) -> Any:
-        def one(own: Any) -> Any:
-            own = iter(own)
-            return f(*(x if a is None else next(own) for x, a in pairs))
+        def one(slices: Any) -> Any:
+            slices = iter(slices)
+            return f(*(x if a is None else next(slices) for x, a in pairs))
 
         pairs = list(zip(args, in_axes, strict=True))
         mapped = [jnp.moveaxis(x, a, 0) for x, a in pairs if a is not None]

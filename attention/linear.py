@@ -25,8 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from attention import linear_sums, numerics
-from attention.dot_product import arguments
+from attention import checks, linear_sums, numerics
 
 Exponential = linear_sums.Exponential
 FeatureMap = linear_sums.FeatureMap
@@ -286,14 +285,7 @@ def _lift(
 def _check(
     query: Array, key: Array, value: Array, key_mask: Array | None, is_causal: bool
 ) -> None:
-    arguments.check_inputs(query, key, value)
-    if query.ndim != 4:
-        raise ValueError(f"query must be [B T N H], got shape {query.shape}")
+    rows = checks.one_batch_axis(query, key, value)
     if is_causal and query.shape[1] != key.shape[1]:
         raise ValueError(f"causal needs T = S, got {query.shape} and {key.shape}")
-    if key_mask is not None and key_mask.dtype != bool:
-        raise TypeError(f"key_mask must be boolean, got {key_mask.dtype}")
-    if key_mask is not None and key_mask.shape != key.shape[:2]:
-        raise ValueError(
-            f"key_mask must be [B S] of the key {key.shape}, got {key_mask.shape}"
-        )
+    checks.key_mask(key_mask, rows.batch, key.shape[1])

@@ -3,7 +3,7 @@
     oᵢ = softmax(scale · qᵢ (E K)ᵀ) F V,    E, F [M S]
 
 The matrix of softmax weights is nearly of low rank: M learned mixtures of all keys
-stand for the S keys themselves, and time and memory are O(T M + S M). Wang et al.,
+replace the S keys, and time and memory are O(T M + S M). Wang et al.,
 2020, arXiv:2006.04768.
 
 It cannot be causal: each row of E K is made of keys of every position.
@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import dot_product, numerics
-from attention.dot_product import arguments
+from attention import checks, dot_product, numerics
 
 
 def attention(
@@ -36,12 +35,13 @@ def attention(
       key: keys; K divides N, query head n reads key head n // (N / K).
       value: values, of any width D.
       key_projection: E, shared by all heads or one for each key/value head.
-      value_projection: F, the like; of as many rows.
+      value_projection: F, of as many rows, shared or one for each key/value head.
       scale: multiplies q·k; None: 1/√H.
       is_causal: must be False.
-      key_mask: True = real; others add nothing to any mixture, NaN and infinities
-        included, as though E and F were cut to the columns of the real ones.
-      implementation: of `dot_product_attention`.
+      key_mask: True = real. Padding adds nothing to any mixture, NaN and infinities
+        included, as though E and F were cut to the columns of the real keys.
+      implementation: the one that attends to the mixtures, a name of
+        `attention.IMPLEMENTATIONS`; None: chosen by platform and size.
 
     Returns:
       [B T N D] in the value's dtype.
@@ -57,9 +57,10 @@ def attention(
             "Linformer cannot be causal: each projected key and value mixes all "
             "positions, later ones included"
         )
-    arguments.check_inputs(query, key, value)
+    rows = checks.one_batch_axis(query, key, value)
     projections = {"key": key_projection, "value": value_projection}
-    _check(query, key, key_mask, projections)
+    _check(rows.key, projections)
+    checks.key_mask(key_mask, rows.batch, key.shape[1])
     dtype = numerics.accumulation_dtype(value.dtype)
     keys, values = key.astype(dtype), value.astype(dtype)
     if key_mask is not None:
@@ -87,15 +88,8 @@ def _project(
     return jax.vmap(per_head, (None, 0))(projection.astype(x.dtype), x)
 
 
-def _check(
-    query: Array,
-    key: Array,
-    key_mask: Array | None,
-    projections: dict[str, Array],
-) -> None:
-    if query.ndim != 4:
-        raise ValueError(f"query must be [B T N H], got shape {query.shape}")
-    B, S, K, _ = key.shape
+def _check(key: Array, projections: dict[str, Array]) -> None:
+    _, S, K, _ = key.shape
     rows = projections["key"].shape[-2:-1]
     for name, x in projections.items():
         if not rows or x.shape not in ((*rows, S), (K, *rows, S)):
@@ -103,7 +97,3 @@ def _check(
                 f"{name}_projection must be [M S] or [K M S], with S={S}, K={K} and "
                 f"the M of the other, got shape {x.shape}"
             )
-    if key_mask is not None and key_mask.dtype != bool:
-        raise TypeError(f"key_mask must be boolean, got {key_mask.dtype}")
-    if key_mask is not None and key_mask.shape != (B, S):
-        raise ValueError(f"key_mask must be [B S] = {[B, S]}, got {key_mask.shape}")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Annotated
 
-from attention import dot_product
+from attention import dot_product, heads
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "none")
 ATTENTION = ("softmax", "window", "longformer", "bigbird")
@@ -68,16 +68,8 @@ class CausalLMConfig:
         one_of(self, "positions", POSITIONS)
         one_of(self, "dtype", DTYPES)
         one_of(self, "implementation", IMPLEMENTATIONS)
-        if self.width % self.num_heads:
-            raise ValueError(
-                f"width must be a multiple of num_heads, got width={self.width} and "
-                f"num_heads={self.num_heads}"
-            )
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                "num_heads must be a multiple of num_kv_heads, got "
-                f"num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads}"
-            )
+        heads.head_width(self.width, self.num_heads)
+        heads.group_size(self.num_heads, self.num_kv_heads or self.num_heads)
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(
                 "rotary positions need an even head width, got width / num_heads = "
@@ -104,7 +96,7 @@ class CausalLMConfig:
     @property
     def head_width(self) -> int:
         """H, the width of a query/key head."""
-        return self.width // self.num_heads
+        return heads.head_width(self.width, self.num_heads)
 
 
 def at_least(config: object, minimum: float, *names: str) -> None:

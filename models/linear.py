@@ -12,7 +12,7 @@ from typing import Any
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import linear
+from attention import heads, linear
 from models import layers
 
 
@@ -57,11 +57,7 @@ class LinearAttention(nn.Module):
           ValueError: if heads or shapes do not fit.
         """
         del deterministic, token_positions, sow_weights
-        if x.shape[-1] % self.num_heads:
-            raise ValueError(
-                f"the width {x.shape[-1]} does not divide into {self.num_heads} heads"
-            )
-        head_width = x.shape[-1] // self.num_heads
+        head_width = heads.head_width(x.shape[-1], self.num_heads)
 
         def project(name: str, num_heads: int) -> Array:
             return layers.Projection(

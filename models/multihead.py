@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 import attention
-from attention import masks, positions, softmax
+from attention import heads, masks, positions, softmax
 from models import layers
 
 
@@ -122,17 +122,8 @@ class MultiHeadAttention(nn.Module):
         )
         num_kv_heads = self.num_kv_heads or self.num_heads
         qkv_features = self.qkv_features or inputs_q.shape[-1]
-        if qkv_features % self.num_heads:
-            raise ValueError(
-                f"qkv_features={qkv_features} do not divide into "
-                f"num_heads={self.num_heads}"
-            )
-        if self.num_heads % num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads={num_kv_heads} does not divide "
-                f"num_heads={self.num_heads}"
-            )
-        head_width = qkv_features // self.num_heads
+        head_width = heads.head_width(qkv_features, self.num_heads)
+        heads.group_size(self.num_heads, num_kv_heads)
 
         def project(name: str, x: Array, num_heads: int) -> Array:
             return layers.Projection(

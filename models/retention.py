@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import numerics, retention
+from attention import heads, numerics, retention
 from models import layers
 
 
@@ -53,11 +53,7 @@ class Retention(nn.Module):
           ValueError: if heads or shapes do not fit.
         """
         del deterministic, token_positions, sow_weights
-        if x.shape[-1] % self.num_heads:
-            raise ValueError(
-                f"the width {x.shape[-1]} does not divide into {self.num_heads} heads"
-            )
-        features = self.num_heads, x.shape[-1] // self.num_heads
+        features = self.num_heads, heads.head_width(x.shape[-1], self.num_heads)
         query, key, value, gate = (
             layers.Projection(
                 features=features,

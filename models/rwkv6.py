@@ -101,7 +101,7 @@ class TimeMixing(nn.Module):
         )
         bonus = self.param("bonus", _bonus(deep), (width,), jnp.float32)
         dtype = numerics.accumulation_dtype(value.dtype)
-        size = width // self.num_heads
+        size = heads.head_width(width, self.num_heads)
         shape = batch, self.num_heads, size, size
         state, keep = layers.carried(self, "state", lambda: jnp.zeros(shape, dtype))
         after, x = rwkv6.wkv(

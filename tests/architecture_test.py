@@ -24,9 +24,9 @@ FLOORS = {
     "attention": (
         "numerics softmax heads dropout linear_sums properties",
         "masks positions recurrence",
-        "dot_product convolution mamba retention rwkv rwkv6",
-        "additive linear lowrank",
-        "random_features",
+        "checks",
+        "dot_product additive convolution linear mamba retention rwkv rwkv6",
+        "lowrank random_features",
     ),
     "train": (
         "text report foreign",

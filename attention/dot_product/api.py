@@ -20,12 +20,10 @@ An implementation that cannot honour an argument raises; nothing is silently ign
 
 import functools
 import inspect
-import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -100,16 +98,15 @@ def dot_product_attention(
       ValueError: if shapes, or the dtypes of query, key and value, do not fit, or the
         implementation cannot honour an argument.
     """
-    query, key, value = (jnp.asarray(x) for x in (query, key, value))
-    batch = arguments.check_inputs(query, key, value)
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}, "
             f"got {implementation!r}"
         )
-    options = arguments.options(
+    rows, options = arguments.bind(
         query,
         key,
+        value,
         bias,
         mask,
         scale=scale,
@@ -120,20 +117,19 @@ def dot_product_attention(
         score_mod=score_mod,
         softcap=softcap,
         sinks=sinks,
+        precision=precision,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         broadcast_dropout=broadcast_dropout,
-        precision=precision,
         return_residual=return_residual,
     )
-    rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)]
-    q, k, v = arguments.without_padding(options.visible, *rows)
+    q, k, v, _ = rows
     name = implementation or choice.choose(q, k, v, options)
     output, residual = IMPLEMENTATIONS[name](q, k, v, options)
-    output = output.reshape(*query.shape[:-1], value.shape[-1]).astype(value.dtype)
+    output = rows.restore(output).astype(v.dtype)
     if residual is None:
         return output
-    return output, residual.reshape(query.shape[:-1]).astype(key.dtype)
+    return output, rows.restore(residual).astype(k.dtype)
 
 
 def attention_weights(
@@ -160,10 +156,9 @@ def attention_weights(
       Weights in float32 (float64 for float64): rows sum to 1, less what a sink takes;
       0 where masked and in the rows of queries that see nothing.
     """
-    query, key = jnp.asarray(query), jnp.asarray(key)
-    batch = arguments.check_inputs(query, key, key)
-    options = arguments.options(
+    rows, options = arguments.bind(
         query,
+        key,
         key,
         bias,
         mask,
@@ -175,16 +170,9 @@ def attention_weights(
         score_mod=score_mod,
         softcap=softcap,
         sinks=sinks,
-        dropout_rate=0.0,
-        dropout_rng=None,
-        broadcast_dropout=False,
         precision=precision,
-        return_residual=False,
     )
-    rows = [x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key)]
-    q, k = arguments.without_padding(options.visible, *rows)
-    weights = reference.weights(q, k, options)
-    return weights.reshape(*batch, *weights.shape[1:])
+    return rows.restore(reference.weights(rows.query, rows.key, options))
 
 
 def explain(*args: Any, **kwargs: Any) -> str:
@@ -203,13 +191,9 @@ def explain(*args: Any, **kwargs: Any) -> str:
     """
     call = inspect.signature(dot_product_attention).bind(*args, **kwargs)
     call.apply_defaults()
-    given = dict(call.arguments)
-    del given["implementation"]
-    query, key, value = (jnp.asarray(given.pop(x)) for x in ("query", "key", "value"))
-    batch = arguments.check_inputs(query, key, value)
-    options = arguments.options(query, key, **given)
-    q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
-    return choice.explain(q, k, v, options)
+    del call.arguments["implementation"]
+    rows, options = arguments.bind(*call.args, **call.kwargs)
+    return choice.explain(rows.query, rows.key, rows.value, options)
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = types.MappingProxyType(

@@ -193,8 +193,11 @@ def test_alibi_with_two_batch_dimensions():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_heads": 5}, "do not divide into num_heads=5"),
-        ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads=3 does not divide"),
+        ({"num_heads": 5}, "width must be a multiple of num_heads.*num_heads=5"),
+        (
+            {"num_heads": 4, "num_kv_heads": 3},
+            "multiple of num_kv_heads.*num_kv_heads=3",
+        ),
         ({"num_heads": 4, "position_encoding": "rotary"}, "even"),
         ({"num_heads": 4, "position_encoding": "t5"}, "position_encoding must be"),
     ],

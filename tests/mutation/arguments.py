@@ -4,28 +4,18 @@ import types
 
 _DOT_PRODUCT = (
     (
-        "q, k, v = arguments.without_padding(options.visible, *rows)",
-        "q, k, v = rows",
-        "NaN in the padding reaches outputs",
-    ),
-    (
-        "q, k = arguments.without_padding(options.visible, *rows)",
-        "q, k = rows",
-        "NaN in the padding reaches weights",
-    ),
-    (
         "name = implementation or choice.choose(q, k, v, options)",
         "name = choice.choose(q, k, v, options)",
         "the implementation asked for is ignored",
     ),
     (
-        "value.shape[-1]).astype(value.dtype)",
-        "value.shape[-1])",
+        "output = rows.restore(output).astype(v.dtype)",
+        "output = rows.restore(output)",
         "outputs stay in the dtype of the sums",
     ),
     (
-        "residual.reshape(query.shape[:-1]).astype(key.dtype)",
-        "residual.reshape(query.shape[:-1])",
+        "rows.restore(residual).astype(k.dtype)",
+        "rows.restore(residual)",
         "the log-sum-exp stays in the dtype of the sums",
     ),
 )
@@ -74,9 +64,9 @@ _JAX_NN = (
 
 _ARGUMENTS = (
     (
-        "clear(query, visible.valid_queries(query.shape[1])),",
-        "query,",
-        "NaN in the padding of queries reaches gradients",
+        "return rows.without_padding(options.visible), options",
+        "return rows, options",
+        "NaN in the padding reaches outputs",
     ),
     (
         "1 / math.sqrt(max(width, 1))",
@@ -89,13 +79,13 @@ _ARGUMENTS = (
         "causal shows the next key",
     ),
     (
-        "masks.window(*window)",
-        "masks.window(*window[::-1])",
+        "masks.window(*self.local_window_size)",
+        "masks.window(*self.local_window_size[::-1])",
         "the window is turned round",
     ),
     (
-        "masks.lengths(key_lengths, query_lengths)",
-        "masks.lengths(query_lengths, key_lengths)",
+        "masks.lengths(*lengths)",
+        "masks.lengths(*lengths[::-1])",
         "lengths of queries are those of keys",
     ),
     (
@@ -140,14 +130,31 @@ _ARGUMENTS = (
         "one sink is shared by all heads",
     ),
     (
+        "batch_size=batch_size, num_heads=num_heads\n",
+        "batch_size=batch_size, num_heads=key.shape[2]\n",
+        "masks are made for the key/value heads",
+    ),
+)
+_CHECKS = (
+    (
+        "query=clear(self.query, visible.valid_queries(self.query.shape[1])),",
+        "query=self.query,",
+        "NaN in the padding of queries reaches gradients",
+    ),
+    (
+        "key=clear(self.key, valid_keys),",
+        "key=self.key,",
+        "NaN in the padding of keys reaches weights",
+    ),
+    (
         "if x.dtype != query.dtype:",
         "if x.dtype.itemsize != query.dtype.itemsize:",
         "float16 and bfloat16 are mixed",
     ),
     (
-        "batch_size=batch_size, num_heads=num_heads\n",
-        "batch_size=batch_size, num_heads=key.shape[2]\n",
-        "masks are made for the key/value heads",
+        "if mask.shape != (*batch, length):",
+        "if mask.shape[-1] != length:",
+        "the mask of one row is taken for that of all",
     ),
 )
 
@@ -156,5 +163,6 @@ ROWS = types.MappingProxyType(
         "attention/dot_product/api.py": _DOT_PRODUCT,
         "attention/dot_product/jax_nn.py": _JAX_NN,
         "attention/dot_product/arguments.py": _ARGUMENTS,
+        "attention/checks.py": _CHECKS,
     }
 )

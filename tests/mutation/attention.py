@@ -98,8 +98,8 @@ _SOFTMAX = (
 
 _HEADS = (
     (
-        "num_heads, width // num_heads)",
-        "width // num_heads, num_heads).swapaxes(-1, -2)",
+        "num_heads, head_width(x.shape[-1], num_heads))",
+        "head_width(x.shape[-1], num_heads), num_heads).swapaxes(-1, -2)",
         "features are dealt to the heads in turn",
     ),
     (
@@ -120,13 +120,13 @@ _HEADS = (
         "keys are tiled over the query heads, not repeated",
     ),
     (
-        "own = (kv_heads, groups) if",
-        "own = (groups, kv_heads) if",
+        "axes = (kv_heads, groups) if",
+        "axes = (groups, kv_heads) if",
         "groups of masks and biases are key/value heads",
     ),
     (
-        "if kv_heads == 0 or num_heads % kv_heads:",
-        "if kv_heads == 0:",
+        "if kv_heads < 1 or num_heads % kv_heads:",
+        "if kv_heads < 1:",
         "heads that do not divide are not named",
     ),
 )

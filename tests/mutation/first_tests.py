@@ -25,6 +25,7 @@ UNDER_CONTRACT = (
 BESIDE: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {
         "attention/dot_product/api.py": ("attention/dot_product/cases_test",),
+        "attention/checks.py": ("attention/dot_product/shapes_test",),
         "attention/dot_product/arguments.py": ("attention/dot_product/shapes_test",),
         "attention/dot_product/block_lists.py": (
             "attention/dot_product/flash_test",

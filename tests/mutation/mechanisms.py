@@ -93,8 +93,8 @@ _ADDITIVE = (
         "padding is seen where there is a mask too",
     ),
     (
-        "return visible.at(position[None], keys, **place, length=S)[0, 0, 0]",
-        "return visible.at(position[None] * 0, keys, **place, length=S)[0, 0, 0]",
+        "return visible.at(position[None], keys, **index, length=S)[0, 0, 0]",
+        "return visible.at(position[None] * 0, keys, **index, length=S)[0, 0, 0]",
         "every query has the mask of the first",
     ),
 )

@@ -56,7 +56,7 @@ def test_merging_heads():
     for num_heads in (1, 2, 12):
         np.testing.assert_array_equal(heads.merge(heads.split(x, num_heads)), x)
     assert heads.split(x, 3)[1, 2, 1, 0] == x[1, 2, 4]
-    with pytest.raises(ValueError, match="12 does not divide into 5 heads"):
+    with pytest.raises(ValueError, match="got width=12 and num_heads=5"):
         heads.split(x, 5)
 
 
@@ -116,7 +116,7 @@ def test_lengths_of_rows(implementation, lengths, wanted):
 def test_heads_that_do_not_divide_are_named():
     lifted = heads.over_heads(lambda q, k, v: q, out_axis=1)
     x = jnp.zeros((1, 2, 3, 4))
-    with pytest.raises(ValueError, match="got N=3 and K=2"):
+    with pytest.raises(ValueError, match="got num_heads=3 and num_kv_heads=2"):
         lifted(x, x[:, :, :2], x[:, :, :2])
 
 
