@@ -1,47 +1,26 @@
 """Proof 3 of causality: nothing is learned from tokens that cannot be predicted.
 
-On uniformly random tokens over V ids, whatever pₜ the model states before it sees
-token xₜ,
-
-    E[V pₜ(xₜ)] = 1,   hence   E[-log pₜ(xₜ)] ≥ log V   and
-    P(Σ (log V + log pₜ(xₜ)) ≥ log 1/α) ≤ α             (Markov; Ville, 1939)
-
-for the sum over any number of independent rows and over the positions of a row. A
-model that wins more than log 1/α nats against log V on fresh random tokens has seen
-its targets. The bound holds for every sample size and every distribution of the
-losses; a normal approximation does not (a model that states nearly 0 for one rare id
-would often be accused).
-
-A proof that found nothing says what it would have found: see `judge_losses`.
+A model is trained on uniformly random tokens over V ids, and judged on fresh ones: if
+it predicts those better than log V, it has seen its targets. `loss_statistics` says by
+how much it must be better, and what a proof that accuses nobody would have found.
 """
 
-import math
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from train.lm import loss
-from train.proofs import dependence
+from train.proofs import dependence, loss_statistics
 
 # Rows that a stranger's trainer trains on, each token once: at length 64 a quarter of
 # a million tokens, 128 steps of 32 rows. A second pass would learn them by heart.
 TRAIN_ROWS = 4096
 # Fresh rows: with 65 ids at length 64, a leak of 1 % of log V at one position shows.
 FRESH_ROWS = 1024
-
-# Probability that the learning proof accuses an honest model, all its tests together.
-LEVEL = 1e-3
-# Probability that it finds a leak of the size that it states as its smallest.
-POWER = 0.99
-# Standard errors, beyond the bound, below log V that the positive control must reach.
-CONTROL_ERRORS = 10
-# Nats by which a float32 log-softmax may err; allowed to every token in the bound.
-ROUNDING = 1e-6
 
 Fit = Callable[[Array, loss.Examples], Any]
 PerTokenLosses = Callable[[Any, np.ndarray, loss.Examples], npt.ArrayLike]
@@ -60,10 +39,11 @@ def prove(
     fresh_rows: int,
     rng: PRNGKeyArray,
 ) -> dependence.Proof:
-    """Proof 3: trained on random tokens, the model does not beat log V on fresh ones.
+    """Proves that, trained on random tokens, the model does not beat log V.
 
-    The same is done with labels that are not shifted (the positive control), where a
-    model and a loop that can learn at all must fall far below log V.
+    It is judged on fresh random tokens. The same is done with labels that are not
+    shifted (the positive control), where a model and a loop that can learn at all must
+    fall far below log V.
 
     Args:
       fit: (corpus int32 [M], examples) -> parameters; trains from nothing with the
@@ -71,15 +51,15 @@ def prove(
         [B T+1] into (inputs, targets), both [B T].
       per_token_losses: (parameters, tokens int32 [R T+1], examples) -> losses in
         nats float32 [R T], without dropout.
-      vocab_size: V.
-      context: T.
-      corpus_size: M. A corpus that training sees several times is learned by heart,
-        which costs loss on fresh data and so hides small leaks.
-      fresh_rows: R, rows of fresh data.
-      rng: key of corpus and fresh data.
+      vocab_size: number V of ids.
+      context: number T of positions.
+      corpus_size: number M of tokens. A corpus that training sees several times is
+        learned by heart, which costs loss on fresh data and so hides small leaks.
+      fresh_rows: number R of rows of fresh data.
+      rng: key of the corpus and the fresh data.
 
     Returns:
-      Proof of `judge_losses`.
+      Proof of `loss_statistics.judge`.
     """
     corpus_rng, fresh_rng = jax.random.split(rng)
     corpus = jax.random.randint(corpus_rng, (corpus_size,), 0, vocab_size)
@@ -88,7 +68,7 @@ def prove(
     def losses(examples: loss.Examples) -> np.ndarray:
         return np.asarray(per_token_losses(fit(corpus, examples), fresh, examples))
 
-    return judge_losses(
+    return loss_statistics.judge(
         losses(loss.next_token), losses(loss.same_token), vocab_size=vocab_size
     )
 
@@ -102,7 +82,7 @@ def prove_trainer(
     train_rows: int = TRAIN_ROWS,
     fresh_rows: int = FRESH_ROWS,
 ) -> dependence.Proof:
-    """Proof 3 for a stranger's trainer: the same statistics, from its losses alone.
+    """Makes proof 3 of a stranger's trainer: the same statistics, from its losses.
 
     The positive control trains and judges it on rows that count upward modulo V from
     a random start: there the next token follows from the last one, which is as hard
@@ -111,15 +91,15 @@ def prove_trainer(
     Args:
       trainer: rows int32 [R T+1] -> losses; called twice, each time it trains from
         nothing. losses: rows int32 [F T+1] -> nats [F T] of predicting rows[:, 1:],
-        convertible to NumPy. The number of steps is its own affair.
-      vocab_size: V.
-      length: T.
-      rng: key of all rows.
-      train_rows: R.
-      fresh_rows: F.
+        convertible to NumPy. It decides how many steps it trains.
+      vocab_size: number V of ids.
+      length: number T of positions.
+      rng: key that draws all rows.
+      train_rows: number R of rows of training.
+      fresh_rows: number F of fresh rows.
 
     Returns:
-      Proof of `judge_losses`.
+      Proof of `loss_statistics.judge`.
 
     Raises:
       ValueError: `trainer` returns no function; or the losses have another shape, are
@@ -128,24 +108,24 @@ def prove_trainer(
 
     def losses(draw: Any, rng: PRNGKeyArray) -> np.ndarray:
         train_rng, fresh_rng = jax.random.split(rng)
-        of_rows = trainer(draw(train_rng, (train_rows, length + 1), vocab_size))
-        if not callable(of_rows):
+        losses_of = trainer(draw(train_rng, (train_rows, length + 1), vocab_size))
+        if not callable(losses_of):
             raise ValueError(
-                f"expected trainer to return a function, got {type(of_rows).__name__}"
+                f"expected trainer to return a function, got {type(losses_of).__name__}"
             )
         fresh = draw(fresh_rng, (fresh_rows, length + 1), vocab_size)
-        nats = np.asarray(of_rows(fresh))
+        nats = np.asarray(losses_of(fresh))
         if nats.shape != (fresh_rows, length) or nats.dtype not in (float, np.float32):
             raise ValueError(
                 f"expected losses float32 or float64 {[fresh_rows, length]} of rows "
                 f"{[fresh_rows, length + 1]}, got {nats.dtype} {list(nats.shape)}"
             )
-        if nats.min() < -ROUNDING:
+        if nats.min() < -loss_statistics.ROUNDING:
             raise ValueError(f"expected losses -log p >= 0, got {nats.min():.4g}")
         return nats
 
     honest_rng, control_rng = jax.random.split(rng)
-    return judge_losses(
+    return loss_statistics.judge(
         losses(_random_rows, honest_rng),
         losses(_counting_rows, control_rng),
         vocab_size=vocab_size,
@@ -165,166 +145,3 @@ def _counting_rows(
     """Rows that count upward modulo V, each from a random start."""
     starts = _random_rows(rng, (shape[0], 1), vocab_size)
     return (starts + np.arange(shape[1], dtype=np.int32)) % vocab_size
-
-
-def judge_losses(
-    honest: Float[np.ndarray, "R T"],
-    control: Float[np.ndarray, "R T"],
-    *,
-    vocab_size: int,
-    level: float = LEVEL,
-) -> dependence.Proof:
-    """The statistics of proof 3, from the losses on fresh uniformly random tokens.
-
-    The excess of a position is its mean loss minus log V; rows are independent, and
-    the standard error of the overall mean is that of the mean over rows. T + 1 tests
-    are made, one per position and one overall, each at level / (T + 1). A test fails
-    if the mean gain over log V exceeds log((T + 1) / level) / n, n = R tokens at a
-    position and R T overall. The intervals are for the reader: normal, two-sided,
-    simultaneous over the same T + 1 means.
-
-    What would have shown. The size δ of a leak is how far it lowers the mean loss of
-    the honest model. Two sizes are stated; a larger leak is found with probability
-    POWER, over the samples that state the size and that find the leak:
-
-        smallest even leak = k + z √(2 s²)
-        smallest leak δ    = k + z √(2 s² + δ ℓ̄ / R)
-        k = max(excess, 0) + bound + z² max(μ₃, 0) / (2 σ² R)
-
-    with ℓ̄, σ² and μ₃ the mean, variance and third central moment of R honest losses (or
-    means over rows), s² = σ² / R (twice: the excess errs too) and z the quantile of
-    POWER. Where large losses are rare, a sample short of them has a small s: hence μ₃.
-    An even leak is alike in all rows, or takes more from larger losses: it widens no
-    spread. Others do, and s, 0 for a uniform prediction, knows nothing of that: the
-    second size holds for any leak that takes a share of each loss, from nothing to all
-    of it, in whatever rows, positions and tokens, provided which losses are lowered
-    does not depend on their size. The variance is at most σ² + δ ℓ̄, and nearly that
-    when few rows are revealed whole. The quantiles are normal: means over R rows must
-    be nearly so.
-
-    Args:
-      honest: losses in nats of predicting what comes next, R rows of T positions.
-      control: the same of the positive control.
-      vocab_size: V.
-      level: probability of accusing an honest model.
-
-    Returns:
-      Proof: 'leak' if a test fails; else 'void' unless every smallest leak is below
-      log V (so that a complete leak would show), and the control fell below log V by
-      the bound and CONTROL_ERRORS standard errors. Arrays, all [T], in nats: `excess`,
-      `lower`, `upper`, `bound` (that a gain must exceed), `smallest_leak`,
-      `smallest_even_leak`, `control_excess`, `control_error`.
-
-    Raises:
-      ValueError: on losses that are not [R T] with at least two rows.
-    """
-    if honest.ndim != 2 or honest.shape[0] < 2 or control.shape != honest.shape:
-        raise ValueError(
-            "expected two arrays of losses [R T] with R >= 2, "
-            f"got {list(honest.shape)} and {list(control.shape)}"
-        )
-    log_vocab = math.log(vocab_size)
-    table = _statistics(honest, control, log_vocab=log_vocab, level=level)
-    result, reason = _verdict(honest, control, table, log_vocab=log_vocab)
-    return dependence.Proof(
-        name="learning",
-        result=result,
-        reason=reason,
-        figures={
-            "log_vocab": log_vocab,
-            "fresh_rows": len(honest),
-            "level": level,
-            "power": POWER,
-            "overall": {
-                key: dependence.finite(values[-1]) for key, values in table.items()
-            },
-            "positions": {
-                key: [dependence.finite(value) for value in values[:-1]]
-                for key, values in table.items()
-            },
-        },
-        arrays={key: values[:-1] for key, values in table.items()},
-    )
-
-
-def _statistics(
-    honest: Float[np.ndarray, "R T"],
-    control: Float[np.ndarray, "R T"],
-    *,
-    log_vocab: float,
-    level: float,
-) -> dict[str, Float[np.ndarray, "T+1"]]:
-    """What `judge_losses` states, of T positions and, last, overall."""
-    rows, length = honest.shape
-    tests = length + 1
-    normal = statistics.NormalDist()
-    # A loss that is not finite is reported by the verdict.
-    with np.errstate(invalid="ignore"):
-        excess, error, skew = _moments(honest.astype(np.float64) - log_vocab)
-        control_excess, control_error, _ = _moments(
-            control.astype(np.float64) - log_vocab
-        )
-    counts = np.append(np.full(length, rows), rows * length)
-    bound = math.log(tests / level) / counts + ROUNDING
-    z = normal.inv_cdf(POWER)
-    hidden = np.maximum(excess, 0) + bound + z**2 / 2 * np.maximum(skew, 0) / rows
-    noise = z * math.sqrt(2) * error
-    # Half the coefficient of δ in (δ - k)² = z² (2 s² + δ ℓ̄ / R), solved for δ.
-    half = z**2 * (log_vocab + np.maximum(excess, 0)) / rows / 2
-    spread = normal.inv_cdf(1 - level / (2 * tests))
-    return {
-        "excess": excess,
-        "lower": excess - spread * error,
-        "upper": excess + spread * error,
-        "bound": bound,
-        "smallest_leak": hidden + half + np.sqrt(noise**2 + half * (2 * hidden + half)),
-        "smallest_even_leak": hidden + noise,
-        "control_excess": control_excess,
-        "control_error": control_error,
-    }
-
-
-def _moments(excess: Float[np.ndarray, "R T"]) -> tuple[np.ndarray, ...]:
-    """Mean, its standard error and μ₃ ÷ σ², of T positions and, last, overall."""
-    columns = np.column_stack([excess, excess.mean(axis=1)])
-    variance = np.maximum(columns.var(axis=0, ddof=1), np.finfo(np.float64).tiny)
-    centred = columns - columns.mean(axis=0)
-    third = np.mean(centred * centred**2, axis=0)
-    return columns.mean(axis=0), np.sqrt(variance / len(excess)), third / variance
-
-
-def _verdict(
-    honest: Float[np.ndarray, "R T"],
-    control: Float[np.ndarray, "R T"],
-    table: dict[str, Float[np.ndarray, "T+1"]],
-    *,
-    log_vocab: float,
-) -> tuple[dependence.Result, str]:
-    """The result of `judge_losses`, and why, in one line."""
-    excess, bound, smallest = (
-        table[name] for name in ("excess", "bound", "smallest_leak")
-    )
-    strange = np.argwhere(~np.isfinite([honest, control]))
-    if len(strange):
-        which, row, position = strange[0]
-        name = ("loss", "control loss")[which]
-        return "void", f"the {name} of row {row} at position {position} is not finite"
-    worst = int(np.argmin(excess + bound))
-    if excess[worst] < -bound[worst]:
-        overall = worst == honest.shape[1]
-        place = "over all positions" if overall else f"at position {worst}"
-        gain = f"{-excess[worst]:.4g} nats below log V"
-        return "leak", f"random tokens are predicted {place}: {gain}"
-    fall = -table["control_excess"][-1]
-    if not fall > bound[-1] + CONTROL_ERRORS * table["control_error"][-1]:
-        return "void", "the control did not learn"
-    blindest = int(np.argmax(smallest[:-1]))
-    if smallest[blindest] >= log_vocab:
-        return "void", f"a complete leak at position {blindest} might not show"
-    return "clear", (
-        f"random tokens are not predicted: {excess[-1]:+.2g} nats over log V "
-        f"({table['lower'][-1]:+.2g} to {table['upper'][-1]:+.2g}); "
-        f"a leak would show of {table['smallest_even_leak'][-1]:.2g} nats if alike in "
-        f"all rows, of {smallest[-1]:.2g} however spread, "
-        f"of {smallest[blindest]:.2g} at any one position"
-    )

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from train import config
 from train.lm import evaluation, loop, loss
-from train.proofs import learning
+from train.proofs import learning, loss_statistics
 
 T, V = 64, 65
 FEW = 11
@@ -92,7 +92,7 @@ def test_an_honest_trainer_passes_and_states_a_small_leak():
 
 def test_the_rows_of_a_trainer_are_enough_for_a_hundredth_of_log_v():
     uniform = np.full((learning.FRESH_ROWS, T), math.log(V))
-    proof = learning.judge_losses(uniform, 0 * uniform, vocab_size=V)
+    proof = loss_statistics.judge(uniform, 0 * uniform, vocab_size=V)
     assert proof.arrays["smallest_leak"].max() < 0.01 * math.log(V)
 
 
