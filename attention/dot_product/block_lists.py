@@ -1,7 +1,7 @@
 """Which blocks a row of blocks visits: lists made of a block map.
 
-A block map is a boolean grid [I J]; what is visited by row i are the columns j where it
-is true, in ascending order. Maps that are NumPy arrays give lists that are constants of
+A block map is a boolean grid [I J]; row i visits the columns j where it is true, in
+ascending order. Maps that are NumPy arrays give lists that are constants of
 the program; others are sorted inside of it.
 """
 
@@ -16,38 +16,38 @@ from jaxtyping import Array, Bool, Int
 Carry = TypeVar("Carry")
 
 
-class Visits(NamedTuple):
+class BlockLists(NamedTuple):
     """The blocks that each row of blocks visits.
 
     Attributes:
-      order: int32 [... I C], the visited columns first, C at most J.
-      visited: int32 [... I], how many of them; None: all C, in every row.
+      columns: int32 [... I C], the visited columns first, C at most J.
+      counts: int32 [... I], how many of them; None: all C, in every row.
     """
 
-    order: Int[Array, "*A C"]
-    visited: Int[Array, "*A"] | None
+    columns: Int[Array, "*A C"]
+    counts: Int[Array, "*A"] | None
 
     def fold(self, step: Callable[[Array, Carry], Carry], carry: Carry) -> Carry:
         """Applies carry ← step(j, carry) to every j that one row visits, in order."""
-        length = self.order.shape[-1]
+        length = self.columns.shape[-1]
         if length == 0:
             return carry
-        if length == 1 and self.visited is None:
-            return step(self.order[0], carry)
+        if length == 1 and self.counts is None:
+            return step(self.columns[0], carry)
         return lax.fori_loop(
             0,
-            length if self.visited is None else self.visited,
-            lambda c, carry: step(self.order[c], carry),
+            length if self.counts is None else self.counts,
+            lambda c, carry: step(self.columns[c], carry),
             carry,
         )
 
 
-def of(grid: Bool[Array, "*A I J"]) -> Visits:
+def from_grid(grid: Bool[Array, "*A I J"]) -> BlockLists:
     """Lists the true columns of each row of a grid."""
     if not isinstance(grid, np.ndarray):
-        order = jnp.argsort(~grid, axis=-1, stable=True).astype(jnp.int32)
-        return Visits(order, jnp.sum(grid, axis=-1, dtype=jnp.int32))
-    count = np.sum(grid, axis=-1, dtype=np.int32)
-    longest = int(np.max(count, initial=0))
-    order = np.argsort(~grid, axis=-1, stable=True)[..., :longest].astype(np.int32)
-    return Visits(order, None if np.all(count == longest) else count)
+        columns = jnp.argsort(~grid, axis=-1, stable=True).astype(jnp.int32)
+        return BlockLists(columns, jnp.sum(grid, axis=-1, dtype=jnp.int32))
+    counts = np.sum(grid, axis=-1, dtype=np.int32)
+    longest = int(np.max(counts, initial=0))
+    columns = np.argsort(~grid, axis=-1, stable=True)[..., :longest].astype(np.int32)
+    return BlockLists(columns, None if np.all(counts == longest) else counts)

@@ -40,16 +40,16 @@ from attention.dot_product import block_lists
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What is static in every block.
+    """What every block knows while the program is traced.
 
     Attributes:
       query_block: queries of a block.
       key_block: keys of a block.
-      softcap: as in `softmax.scores`.
-      score_mod: `score_mod(floats, others, score, q_index, kv_index, batch, head)`,
-        which closes over nothing; None: none.
-      mask: `mask(floats, others, q_start, kv_start, batch, head) -> bool [bq bk]`, for
-        partial blocks; the like.
+      softcap: c in c · tanh(score / c); None: no cap.
+      score_mod: `score_mod(floats, nonfloats, score, q_index, kv_index, batch, head)`,
+        which closes over no array; None: scores stay as they are.
+      mask: `mask(floats, nonfloats, q_start, kv_start, batch, head) -> bool [bq bk]`,
+        for partial blocks; it closes over no array either.
       dropout_rate: the probability of dropping a weight.
       precision: of the matrix products.
     """
@@ -64,7 +64,7 @@ class Kernel:
 
 
 class Inputs(NamedTuple):
-    """What is differentiated; zeros follow until T and S are whole blocks.
+    """The arrays that have derivatives; zeros pad T and S to whole blocks.
 
     float32, or float64, save for what score_mod closes over.
     """
@@ -72,7 +72,7 @@ class Inputs(NamedTuple):
     query: Float[Array, "T H"]  # scaled
     key: Float[Array, "S H"]
     value: Float[Array, "S D"]
-    bias: Float[Array, "T|1 S|1"] | None
+    bias: Float[Array, "#T #S"] | None
     sink: Float[Array, ""] | None
     floats: tuple[Array, ...]  # over which score_mod closes
 
@@ -81,8 +81,8 @@ class Route(NamedTuple):
     """The blocks that each block visits: those that need no mask, and those that do."""
 
     block: Int[Array, "I"]
-    full: block_lists.Visits
-    partial: block_lists.Visits
+    full: block_lists.BlockLists
+    partial: block_lists.BlockLists
 
     def fold(self, step: Callable[..., Any], carry: Any) -> Any:
         """Applies carry ← step(masked, j, carry) to all blocks of one row."""
@@ -91,12 +91,12 @@ class Route(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What is not differentiated."""
+    """The arrays that have no derivatives."""
 
     by_query: Route
     by_key: Route
-    others: tuple[Array, ...]  # over which score_mod closes
-    of_mask: Any  # (floats, others) over which the mask closes
+    nonfloats: tuple[Array, ...]  # over which score_mod closes
+    mask_arrays: Any  # (floats, nonfloats) over which the mask closes
     rng: Array | None  # of dropout, in this head
     batch: Int[Array, ""]
     head: Int[Array, ""]
@@ -125,15 +125,15 @@ def _forward(kernel: Kernel, inputs: Inputs, context: Context) -> Any:
 
         def step(masked: bool, j: Array, carry: Any) -> Any:
             peak, total, mean = carry
-            place = _Place(kernel, context, route.block, j)
-            bias = place.part(inputs.bias)
-            products = place.matmul(query, keys_t[:, j])
-            scores = place.scores(masked, products, bias, inputs.floats)
+            tile = _Tile(kernel, context, route.block, j)
+            bias = tile.part(inputs.bias)
+            products = tile.matmul(query, keys_t[:, j])
+            scores = tile.scores(masked, products, bias, inputs.floats)
             new = jnp.maximum(peak, lax.stop_gradient(jnp.max(scores, axis=1)))
             weights = jnp.exp(scores - _finite(new)[:, None])
             decay = jnp.exp(peak - _finite(new))
             total = decay * total + jnp.sum(weights, axis=1)
-            product = place.matmul(place.drop(weights), values[j])
+            product = tile.matmul(tile.drop(weights), values[j])
             return new, total, decay[:, None] * mean + product
 
         row = mapped + jnp.zeros_like(query, shape=query.shape[0])
@@ -172,25 +172,25 @@ def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, 
 
         def step(masked: bool, i: Array, carry: Any) -> Any:
             d_query, d_bias, d_floats, d_key, d_value = carry
-            place = _Place(kernel, context, i, route.block)
+            tile = _Tile(kernel, context, i, route.block)
             scores, transpose = jax.vjp(
-                functools.partial(place.scores, masked),
-                place.matmul(queries[i], key_t),
-                place.part(inputs.bias),
+                functools.partial(tile.scores, masked),
+                tile.matmul(queries[i], key_t),
+                tile.part(inputs.bias),
                 inputs.floats,
             )
             weights = jnp.exp(scores - peaks[i][:, None])
-            d_weights = place.drop(place.matmul(slopes[i], value_t))
+            d_weights = tile.drop(tile.matmul(slopes[i], value_t))
             d_scores = weights * (d_weights - offsets[i][:, None])
             d_products, by_bias, by_floats = transpose(d_scores)
             # Sums over queries are formed transposed, [H bk]: of a product that
             # contracts the first axis of both factors CPUs make three times the work.
             return (
-                d_query.at[i].add(place.matmul(d_products, key)),
-                place.add_part(d_bias, by_bias),
+                d_query.at[i].add(tile.matmul(d_products, key)),
+                tile.add_part(d_bias, by_bias),
                 jax.tree.map(lambda x, y: x + y.astype(x.dtype), d_floats, by_floats),
-                d_key + place.matmul(queries_t[:, i], d_products),
-                d_value + place.matmul(slopes_t[:, i], place.drop(weights)),
+                d_key + tile.matmul(queries_t[:, i], d_products),
+                d_value + tile.matmul(slopes_t[:, i], tile.drop(weights)),
             )
 
         nothing = jnp.zeros_like(key_t), jnp.zeros_like(value_t)
@@ -210,8 +210,8 @@ def _backward(kernel: Kernel, saved: Any, cotangents: Outputs) -> tuple[Inputs, 
 attention.defvjp(_forward, _backward)
 
 
-class _Place(NamedTuple):
-    """Block (i, j) of the scores, and what is computed there."""
+class _Tile(NamedTuple):
+    """The scores of query block i and key block j, and what is computed of them."""
 
     kernel: Kernel
     context: Context
@@ -231,14 +231,14 @@ class _Place(NamedTuple):
         self,
         masked: bool,
         products: Float[Array, "bq bk"],
-        bias: Float[Array, "bq|1 bk|1"] | None,
+        bias: Float[Array, "#bq #bk"] | None,
         floats: tuple[Array, ...],
     ) -> Float[Array, "bq bk"]:
         """Scores, -inf where masked."""
         kernel, context = self.kernel, self.context
         score_mod = kernel.score_mod
         if score_mod is not None:
-            score_mod = functools.partial(score_mod, floats, context.others)
+            score_mod = functools.partial(score_mod, floats, context.nonfloats)
         scores = softmax.modified(
             products,
             bias,
@@ -249,28 +249,29 @@ class _Place(NamedTuple):
             start=self.start,
         )
         if masked:
-            place = *self.start, context.batch, context.head
-            scores = jnp.where(kernel.mask(*context.of_mask, *place), scores, -jnp.inf)
+            index = *self.start, context.batch, context.head
+            visible = kernel.mask(*context.mask_arrays, *index)
+            scores = jnp.where(visible, scores, -jnp.inf)
         return scores
 
     def drop(self, x: Float[Array, "bq bk"]) -> Float[Array, "bq bk"]:
-        """Zeros where weights are dropped; the others grow by 1/(1 - rate)."""
+        """Zeros where weights are dropped; those that are kept grow by 1/(1 - rate)."""
         if self.context.rng is None:
             return x
         rate = self.kernel.dropout_rate
         return dropout.apply(x, self.context.rng, rate=rate, start=self.start)
 
     def part(
-        self, bias: Float[Array, "T|1 S|1"] | None
-    ) -> Float[Array, "bq|1 bk|1"] | None:
+        self, bias: Float[Array, "#T #S"] | None
+    ) -> Float[Array, "#bq #bk"] | None:
         """The part of a bias that is added here."""
         return None if bias is None else lax.dynamic_slice(bias, *self._part(bias))
 
     def add_part(
         self,
-        bias: Float[Array, "T|1 S|1"] | None,
-        x: Float[Array, "bq|1 bk|1"] | None,
-    ) -> Float[Array, "T|1 S|1"] | None:
+        bias: Float[Array, "#T #S"] | None,
+        x: Float[Array, "#bq #bk"] | None,
+    ) -> Float[Array, "#T #S"] | None:
         """Adds x to the part of a bias's gradient that belongs here."""
         if bias is None or x is None:
             return None
@@ -278,7 +279,7 @@ class _Place(NamedTuple):
         x += lax.dynamic_slice(bias, start, sizes)
         return lax.dynamic_update_slice(bias, x, start)
 
-    def _part(self, bias: Float[Array, "T|1 S|1"]) -> Any:
+    def _part(self, bias: Float[Array, "#T #S"]) -> Any:
         # Slices clamp their start: an axis of 1 is seen by every block.
         blocks = self.kernel.query_block, self.kernel.key_block
         sizes = tuple(map(min, blocks, bias.shape))
@@ -297,7 +298,7 @@ def _columns(x: Float[Array, "L W"], size: int) -> Float[Array, "W L/size size"]
 
 
 def _zeros(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
-    """Where sums of the kind of x begin, in float32 at least."""
+    """Zeros of the shape of x, in float32 at least."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.zeros_like(x)
     return jnp.zeros_like(x, dtype=numerics.accumulation_dtype(x.dtype))
@@ -310,5 +311,5 @@ def _mapped_zero(tree: Any) -> Bool[Array, ""]:
 
 
 def _finite(peak: Float[Array, "bq"]) -> Float[Array, "bq"]:
-    """Of a row that has seen nothing 0, since -inf - -inf would be NaN."""
+    """Replaces the -inf of a row that has seen nothing by 0: -inf - -inf is NaN."""
     return jnp.where(peak == -jnp.inf, 0, peak)

@@ -1,6 +1,6 @@
-"""Which implementation stands for `implementation=None`: by platform, sizes, arguments.
+"""Which implementation `implementation=None` uses, by platform, sizes and arguments.
 
-The first one in `AGAINST` against which nothing speaks.
+It is the first one in `AGAINST` against which there is no reason.
 """
 
 import types
@@ -23,9 +23,9 @@ def choose(
     value: Float[Array, "B S K D"],
     options: arguments.Options,
 ) -> str:
-    """The name that stands for `implementation=None`."""
-    given = query, key, value, options
-    return next(name for name, against in AGAINST.items() if not against(*given))
+    """Names the implementation that `implementation=None` uses."""
+    call = query, key, value, options
+    return next(name for name, against in AGAINST.items() if not against(*call))
 
 
 def explain(
@@ -34,13 +34,13 @@ def explain(
     value: Float[Array, "B S K D"],
     options: arguments.Options,
 ) -> str:
-    """The choice and what speaks against each of the others, a line each."""
-    given = query, key, value, options
-    name = choose(*given)
+    """Says which implementation is chosen, and why the others are not, a line each."""
+    call = query, key, value, options
+    name = choose(*call)
     lines = [f"{name}: chosen on {jax.default_backend()}"]
     for other, against in AGAINST.items():
         if other != name:
-            reasons = against(*given) or [f"{name} comes first"]
+            reasons = against(*call) or [f"{name} comes first"]
             lines.append(f"{other}: not chosen: {'; '.join(reasons)}")
     return "\n".join(lines)
 
@@ -89,7 +89,7 @@ AGAINST: Mapping[str, Callable[..., list[str]]] = types.MappingProxyType(
     {
         "cudnn": _against_cudnn,
         "flash": _against_flash,
-        "reference": lambda *given: [],
-        "xla": lambda *given: ["it is the dense form with fewer features"],
+        "reference": lambda *call: [],
+        "xla": lambda *call: ["it is the dense form with fewer features"],
     }
 )

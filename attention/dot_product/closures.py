@@ -22,11 +22,11 @@ def hoist(
     Args:
       f: a function of arrays.
       *examples: arrays of the shapes and dtypes that it will be called with.
-      **named: the same for arguments that are given by name.
+      **named: the same for its arguments by name.
 
     Returns:
-      g, floats and others, where g(floats, others, ...) = f(...) and g closes over
-      nothing; the floats (or complex numbers) are what has derivatives.
+      g, floats and nonfloats, where g(floats, nonfloats, ...) = f(...) and g closes
+      over no array; the floats (or complex numbers) are the arrays with derivatives.
     """
     traced = jax.make_jaxpr(f)(*examples, **named)
     inner = traced.jaxpr
@@ -35,15 +35,15 @@ def hoist(
     constants = [jnp.asarray(x) for x in traced.consts]
     is_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in constants]
 
-    def g(floats: Arrays, others: Arrays, *args: Array, **named: Array) -> Array:
-        first, second = iter(floats), iter(others)
+    def g(floats: Arrays, nonfloats: Arrays, *args: Array, **named: Array) -> Array:
+        first, second = iter(floats), iter(nonfloats)
         constants = [next(first if yes else second) for yes in is_float]
         (result,) = jax.core.eval_jaxpr(
             jaxpr, (), *constants, *jax.tree.leaves((args, named))
         )
         return result
 
-    parted = list(zip(constants, is_float, strict=True))
-    floats = tuple(x for x, yes in parted if yes)
-    others = tuple(x for x, yes in parted if not yes)
-    return g, floats, others
+    marked = list(zip(constants, is_float, strict=True))
+    floats = tuple(x for x, yes in marked if yes)
+    nonfloats = tuple(x for x, yes in marked if not yes)
+    return g, floats, nonfloats

@@ -8,6 +8,7 @@ side by side, all would pay for the longest.
 """
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from attention import dropout, heads, masks, numerics
@@ -23,9 +25,9 @@ from attention.masks import block_maps
 
 Outputs = tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]
 Sizes = tuple[int, int]
-# Milliseconds that one block takes with 8 heads of 64 in float32, measured on two cores
-# of an AMD EPYC: what counts is how small blocks compare with large ones.
-COSTS: Mapping[Sizes, float] = types.MappingProxyType(
+# What one block takes with 8 heads of 64 in float32, measured on two cores of an AMD
+# EPYC: what counts is how small blocks compare with large ones.
+MILLISECONDS: Mapping[Sizes, float] = types.MappingProxyType(
     {(512, 256): 2.05, (256, 256): 1.7, (128, 128): 0.5}
 )
 
@@ -37,14 +39,18 @@ def attention(
     options: arguments.Options,
     sizes: Sizes | None = None,
 ) -> Outputs:
-    """Output and, if asked for, log-sum-exp; float32 (float64 for float64).
+    """Attends in blocks, forward and backward, in memory O(T + S).
 
     Args:
       query: queries.
       key: keys.
       value: values.
-      options: everything else that is asked for.
-      sizes: queries and keys of a block; None: what `block_sizes` says.
+      options: masks, bias and all that changes scores or weights.
+      sizes: queries and keys of a block; None: chosen by `block_sizes`.
+
+    Returns:
+      The output and, with `options.return_residual`, the log-sum-exp of every row, both
+      in float32 (float64 for float64).
 
     Raises:
       TypeError: in forward mode, which has no rule here; `jax.jvp` of `jax.grad` has.
@@ -52,7 +58,7 @@ def attention(
     """
     if 0 in (query.size, key.size, value.size):
         return reference.attention(query, key, value, options)
-    # No T x S: only its shape, and the complaints of a mask that does not fit.
+    # Raises if the mask does not fit; computes no T x S.
     jax.eval_shape(lambda: arguments.materialize(options.visible, query, key))
     if sizes is None:
         sizes = block_sizes(query.shape[1], key.shape[1], options.visible)
@@ -81,14 +87,15 @@ def _attention(
     options: arguments.Options = jax.tree.unflatten(structure, leaves)
     batch_size, T, num_heads, _ = query.shape
     S, dtype = key.shape[1], numerics.accumulation_dtype(query.dtype)
-    alike = _alike(query, key, value, *arrays)
-    score_mod, *of_score_mod = _score_mod(
-        options.score_mod, (T, S), sizes, dtype, alike
+    axes = _varying_axes(query, key, value, *arrays)
+    vary = functools.partial(_vary, axes)
+    score_mod, floats, nonfloats = _score_mod(
+        options.score_mod, (T, S), sizes, dtype, vary
     )
     # The gradient of an array that all devices share is summed over them at each block.
-    in_step = bool(of_score_mod[0]) and _varies(alike)
-    by_query, by_key = _routes(T, S, sizes, options.visible, in_step)
-    mask, *of_mask = _mask(options.visible, S, sizes, alike)
+    lockstep = bool(floats and axes)
+    by_query, by_key = _routes(T, S, sizes, options.visible, lockstep)
+    mask, *mask_arrays = _mask(options.visible, S, sizes, vary)
     kernel = blockwise.Kernel(
         *sizes,
         softcap=options.softcap,
@@ -101,21 +108,22 @@ def _attention(
     scale = jnp.asarray(options.scale, dtype)
 
     def one_head(query: Array, key: Array, value: Array, *rest: Any) -> Any:
-        query, key, value = alike((query * scale, key, value))
-        bias, sink, batch, head, by_query, by_key = alike(rest)
+        query, key, value = vary((query * scale, key, value))
+        bias, sink, batch, head, by_query, by_key = vary(rest)
         rng = options.dropout_rng
         if rng is not None:
-            place = (jnp.int32(0),) * 2 if options.broadcast_dropout else (batch, head)
-            rng = dropout.of_head(rng, *place)
-        floats, others = of_score_mod
+            index = (jnp.int32(0),) * 2 if options.broadcast_dropout else (batch, head)
+            rng = dropout.of_head(rng, *index)
         return blockwise.attention(
             kernel,
             blockwise.Inputs(query, key, value, bias, sink, floats),
-            blockwise.Context(by_query, by_key, others, of_mask, rng, batch, head),
+            blockwise.Context(
+                by_query, by_key, nonfloats, mask_arrays, rng, batch, head
+            ),
         )
 
     bias, sinks = options.bias, options.sinks
-    one_by_one = [n > 1 for n in by_query.partial.order.shape[:2]]
+    one_by_one = [n > 1 for n in by_query.partial.columns.shape[:2]]
     output, log_normalizer = heads.over_heads(one_head, out_axis=1, loop=one_by_one)(
         _whole(query.astype(dtype), sizes[0], 1),
         # Wide already here, so that gradients of shared heads are summed in it, too.
@@ -143,39 +151,43 @@ def _has_function(x: Any) -> bool:
 
 
 def block_sizes(T: int, S: int, visible: masks.Mask | None) -> Sizes:
-    """Queries and keys of a block.
+    """Chooses how many queries and how many keys a block has.
 
-    Of the sizes in `COSTS` the one with which this mask's blocks take the least time;
-    of a mask that is made of data, the first.
+    Returns:
+      Of the sizes in `MILLISECONDS` those with which this mask's blocks take the least
+      time, the first ones for a mask that is made of data; evened out over T and S.
     """
 
     def cost(largest: Sizes) -> float:
-        return COSTS[largest] * np.sum(_blocks(T, S, even(largest), visible).some)
+        return MILLISECONDS[largest] * np.sum(
+            _blocks(T, S, even(largest), visible).some
+        )
 
     def even(largest: Sizes) -> Sizes:
         return _even(T, largest[0]), _even(S, largest[1])
 
-    sizes = list(COSTS)
+    sizes = list(MILLISECONDS)
     if isinstance(_blocks(T, S, sizes[0], visible).some, np.ndarray):
         return even(min(sizes, key=cost))
     return even(sizes[0])
 
 
 def _even(length: int, largest: int) -> int:
-    """A size of blocks, at most the largest one, that leaves the last nearly full."""
+    """Returns a block size, at most the largest, that leaves the last nearly full."""
     count = -(-length // largest)
     return -(-length // count)
 
 
 def _routes(
-    T: int, S: int, sizes: Sizes, visible: masks.Mask | None, in_step: bool
+    T: int, S: int, sizes: Sizes, visible: masks.Mask | None, lockstep: bool
 ) -> tuple[blockwise.Route, blockwise.Route]:
-    """What each block of queries visits, and what visits each block of keys.
+    """Lists the key blocks that each query block visits, and the reverse.
 
-    If devices must keep step, their data may not decide: every block is visited then.
+    In lockstep all devices run the same steps, whatever their data: where blocks depend
+    on data, every block is visited.
     """
     blocks = _blocks(T, S, sizes, visible)
-    if in_step and not isinstance(blocks.some, np.ndarray):
+    if lockstep and not isinstance(blocks.some, np.ndarray):
         everything = np.ones((1, 1, *blocks.some.shape[2:]), bool)
         blocks = block_maps.Blocks(everything, ~everything)
     # Padding of the keys must be masked, whatever the mask says of it.
@@ -185,7 +197,7 @@ def _routes(
 
     def route(maps: Sequence[Any]) -> blockwise.Route:
         block: Any = np.arange(maps[0].shape[2], dtype=np.int32)[None, None]
-        return blockwise.Route(block, *map(block_lists.of, maps))
+        return blockwise.Route(block, *map(block_lists.from_grid, maps))
 
     return route(maps), route([x.swapaxes(2, 3) for x in maps])
 
@@ -202,9 +214,9 @@ def _mask(
     visible: masks.Mask | None,
     S: int,
     sizes: Sizes,
-    alike: Callable[[Any], Any],
+    vary: Callable[[Any], Any],
 ) -> tuple[Callable[..., Array], closures.Arrays, closures.Arrays]:
-    """The mask of one block, hoisted."""
+    """The mask of one block, apart from the arrays that it closes over."""
 
     def mask(q_start: Array, kv_start: Array, batch: Array, head: Array) -> Array:
         q_index = q_start + jnp.arange(sizes[0], dtype=jnp.int32)
@@ -212,10 +224,10 @@ def _mask(
         shown = (kv_index < S)[None]
         if visible is None:
             return shown
-        place = {"batch": batch[None], "head": head[None]}
-        return shown & visible.at(q_index, kv_index, **place, length=S)[0, 0]
+        index = {"batch": batch[None], "head": head[None]}
+        return shown & visible.at(q_index, kv_index, **index, length=S)[0, 0]
 
-    q_start, kv_start, batch, head = alike([jnp.int32(0)] * 4)
+    q_start, kv_start, batch, head = vary([jnp.int32(0)] * 4)
     return closures.hoist(mask, q_start, kv_start, batch, head)
 
 
@@ -224,9 +236,9 @@ def _score_mod(
     lengths: tuple[int, int],
     sizes: Sizes,
     dtype: Any,
-    alike: Callable[[Any], Any],
+    vary: Callable[[Any], Any],
 ) -> tuple[Callable[..., Array] | None, closures.Arrays, closures.Arrays]:
-    """The score modifier of one block, hoisted."""
+    """The score modifier of one block, apart from the arrays that it closes over."""
     if score_mod is None:
         return None, (), ()
 
@@ -241,14 +253,14 @@ def _score_mod(
 
     score = jnp.zeros(sizes, dtype)
     indices = (jnp.zeros(shape, jnp.int32) for shape in ((sizes[0], 1), (1, sizes[1])))
-    place = {"batch": jnp.int32(0), "head": jnp.int32(0)}
-    return closures.hoist(within, *alike([score, *indices]), **alike(place))
+    index = {"batch": jnp.int32(0), "head": jnp.int32(0)}
+    return closures.hoist(within, *vary([score, *indices]), **vary(index))
 
 
 def _whole_bias(
-    bias: Float[Array, "B|1 N|1 T|1 S|1"], sizes: Sizes
-) -> Float[Array, "B|1 N|1 _ _"]:
-    """Whole blocks of a bias; an axis of 1 is shared by all."""
+    bias: Float[Array, "#B #N #T #S"], sizes: Sizes
+) -> Float[Array, "#B #N _ _"]:
+    """Pads a bias to whole blocks, but for the axes along which it is shared."""
     for size, axis in zip(sizes, (2, 3), strict=True):
         if bias.shape[axis] > 1:
             bias = _whole(bias, size, axis)
@@ -256,31 +268,28 @@ def _whole_bias(
 
 
 def _whole(x: Array, size: int, axis: int) -> Array:
-    """Whole blocks: zeros follow where the last one is not full."""
+    """Pads an axis with zeros to whole blocks."""
     missing = -x.shape[axis] % size
     if not missing:
         return x
     return jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
 
 
-def _varies(alike: Callable[[Any], Any]) -> bool:
-    """Whether devices differ in what they compute: under `jax.shard_map`."""
-    zero = jnp.int32(0)
-    return jax.typeof(alike(zero)) != jax.typeof(zero)
+def _varying_axes(*arrays: Array | None) -> frozenset[str]:
+    """The mesh axes along which devices hold different arrays: see `jax.shard_map`."""
+    axes = (jax.typeof(x).manual_axis_type.varying for x in arrays if x is not None)
+    return frozenset().union(*axes)
 
 
-def _alike(*arrays: Array | None) -> Callable[[Any], Any]:
-    """A function that gives all arrays of a tree the sharding type of all of these.
+def _vary(axes: frozenset[str], tree: Any) -> Any:
+    """Gives every array of a tree the type of one that varies along these mesh axes.
 
-    Under `jax.shard_map` a loop demands that what it carries stays of one type. The
-    zero that is added varies over every mesh axis that one of the arrays varies over.
+    Under `jax.shard_map` what a loop carries must keep its type from step to step.
     """
-    zero = jnp.int32(0)
-    for x in arrays:
-        if x is not None and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            zero += jnp.zeros_like(x, shape=(), dtype=jnp.int32)
 
-    def alike(tree: Any) -> Any:
-        return jax.tree.map(lambda x: x + zero.astype(x.dtype), tree)
+    def cast(x: Any) -> Array:
+        x = jnp.asarray(x)
+        missing = axes - jax.typeof(x).manual_axis_type.varying
+        return lax.pcast(x, tuple(sorted(missing)), to="varying")
 
-    return alike
+    return jax.tree.map(cast, tree)

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 
 from attention.dot_product import arguments
 
-# Bound here, so that ours may stand in jax.nn's place; overloaded by return_residual.
+# Bound at import, since a test replaces jax.nn's function by ours; `Any`, since its
+# return type depends on return_residual.
 _JAX_NN: Any = jax.nn.dot_product_attention
 
 

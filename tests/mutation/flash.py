@@ -44,18 +44,18 @@ _BLOCKWISE = (
         "weights are not normalised in the gradient of values",
     ),
     (
-        "d_weights = place.drop(place.matmul(slopes[i], value_t))",
-        "d_weights = place.matmul(slopes[i], value_t)",
+        "d_weights = tile.drop(tile.matmul(slopes[i], value_t))",
+        "d_weights = tile.matmul(slopes[i], value_t)",
         "dropped weights have gradients",
     ),
     (
-        "place.matmul(slopes_t[:, i], place.drop(weights))",
-        "place.matmul(slopes_t[:, i], weights)",
+        "tile.matmul(slopes_t[:, i], tile.drop(weights))",
+        "tile.matmul(slopes_t[:, i], weights)",
         "values of dropped weights have gradients",
     ),
     (
-        "d_query.at[i].add(place.matmul(d_products, key))",
-        "d_query.at[route.block].add(place.matmul(d_products, key))",
+        "d_query.at[i].add(tile.matmul(d_products, key))",
+        "d_query.at[route.block].add(tile.matmul(d_products, key))",
         "gradients of queries land in the block of the keys",
     ),
     (
@@ -107,12 +107,12 @@ _FLASH = (
         "masks are evaluated at the wrong keys",
     ),
     (
-        "place = (jnp.int32(0),) * 2 if options.broadcast_dropout else (batch, head)",
-        "place = (batch, head)",
+        "index = (jnp.int32(0),) * 2 if options.broadcast_dropout else (batch, head)",
+        "index = (batch, head)",
         "broadcast_dropout is ignored",
     ),
     (
-        "one_by_one = [n > 1 for n in by_query.partial.order.shape[:2]]",
+        "one_by_one = [n > 1 for n in by_query.partial.columns.shape[:2]]",
         "one_by_one = (False, False)",
         "short rows pay for long ones",
     ),
@@ -128,20 +128,20 @@ _FLASH = (
     ),
 )
 
-_VISITS = (
+_BLOCK_LISTS = (
     (
-        "if length == 1 and self.visited is None:",
-        "if length >= 1 and self.visited is None:",
+        "if length == 1 and self.counts is None:",
+        "if length >= 1 and self.counts is None:",
         "only the first block is visited",
     ),
     (
-        "Visits(order, None if np.all(count == longest) else count)",
-        "Visits(order, None)",
+        "BlockLists(columns, None if np.all(counts == longest) else counts)",
+        "BlockLists(columns, None)",
         "every row visits as many blocks as the longest",
     ),
     (
-        "order = jnp.argsort(~grid, axis=-1, stable=True)",
-        "order = jnp.argsort(grid, axis=-1, stable=True)",
+        "columns = jnp.argsort(~grid, axis=-1, stable=True)",
+        "columns = jnp.argsort(grid, axis=-1, stable=True)",
         "lists of data begin with empty blocks",
     ),
 )
@@ -176,7 +176,7 @@ ROWS = types.MappingProxyType(
     {
         "attention/dot_product/blockwise.py": _BLOCKWISE,
         "attention/dot_product/flash.py": _FLASH,
-        "attention/dot_product/block_lists.py": _VISITS,
+        "attention/dot_product/block_lists.py": _BLOCK_LISTS,
         "attention/dot_product/closures.py": _CLOSURES,
         "attention/dot_product/choice.py": _CHOICE,
     }
