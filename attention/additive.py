@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import checks, heads, masks, numerics, softmax
 
 
+@jax.named_scope("additive_attention")
 def attention(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
@@ -60,6 +61,7 @@ def attention(
     return output.astype(value.dtype)
 
 
+@jax.named_scope("additive_weights")
 def weights(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],

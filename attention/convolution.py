@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float
 from attention import numerics, recurrence
 
 
+@jax.named_scope("depthwise_convolution")
 def depthwise(
     x: Float[ArrayLike, "B T E"],
     kernel: Float[ArrayLike, "W E"],
@@ -62,6 +63,7 @@ def depthwise(
     return state, recurrence.only_real(y, token_mask, 0).astype(x.dtype)
 
 
+@jax.named_scope("token_shift")
 def shift(
     x: Float[ArrayLike, "B T E"],
     *,

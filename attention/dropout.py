@@ -30,6 +30,7 @@ def of_head(rng: Array, batch: Int[Array, ""], head: Int[Array, ""]) -> Array:
     return jax.random.fold_in(jax.random.fold_in(rng, batch), head)
 
 
+@jax.named_scope("dropout")
 def apply(
     weights: Float[Array, "T S"],
     rng: Array,

@@ -39,6 +39,7 @@ def elu_plus_one(x: Float[Array, "... H"]) -> Float[Array, "... H"]:
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0, x)))
 
 
+@jax.named_scope("linear_attention")
 def attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
@@ -81,6 +82,7 @@ def attention(
     return _lift(one_head, state, query, key, value, feature_map, key_mask)[1]
 
 
+@jax.named_scope("linear_attention")
 def extend(
     state: State | LogState,
     query: Float[Array, "B T N H"],

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 from attention import checks, dot_product, numerics
 
 
+@jax.named_scope("lowrank_attention")
 def attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],

@@ -134,6 +134,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 
 
+@jax.named_scope("selective_scan")
 def selective_scan(
     x: Float[ArrayLike, "B T E"],
     step_size: Float[ArrayLike, "B T E"],

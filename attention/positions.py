@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from attention import numerics
 
 
+@jax.named_scope("sinusoidal_positions")
 def sinusoidal(
     positions: Int[ArrayLike, "..."], width: int, *, base: float = 10000.0
 ) -> Float[Array, "... E"]:
@@ -48,6 +49,7 @@ def sinusoidal(
     return pairs.reshape(*angles.shape[:-1], width)
 
 
+@jax.named_scope("rotary_positions")
 def rotary(
     x: Float[ArrayLike, "*B T N H"],
     positions: Int[ArrayLike, "T"] | Int[ArrayLike, "*B T"],
@@ -167,6 +169,7 @@ def alibi(
     )
 
 
+@jax.named_scope("relative_buckets")
 def relative_buckets(
     relative_position: Int[ArrayLike, "..."],
     *,

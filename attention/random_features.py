@@ -27,6 +27,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from attention import linear, numerics
 
 
+@jax.named_scope("random_projection")
 def gaussian(
     rng: PRNGKeyArray,
     num_features: int,

@@ -71,6 +71,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 
 
+@jax.named_scope("recurrence")
 def states(
     decay: Float[ArrayLike, "B T *E"],
     inputs: Float[ArrayLike, "B T *E"],

@@ -88,6 +88,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 
 
+@jax.named_scope("retention")
 def attention(
     query: Float[ArrayLike, "B T N H"],
     key: Float[ArrayLike, "B T N H"],

@@ -188,6 +188,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 
 
+@jax.named_scope("rwkv_wkv")
 def wkv(
     key: Float[ArrayLike, "B T E"],
     value: Float[ArrayLike, "B T E"],

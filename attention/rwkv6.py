@@ -112,6 +112,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 
 
+@jax.named_scope("rwkv6_wkv")
 def wkv(
     receptance: Float[ArrayLike, "B T N H"],
     key: Float[ArrayLike, "B T N H"],

@@ -45,6 +45,7 @@ def masked_softmax(
     return masked_softmax_and_log_normalizer(scores, mask, sink=sink)[0]
 
 
+@jax.named_scope("masked_softmax")
 def masked_softmax_and_log_normalizer(
     scores: Float[Array, "*A S"],
     mask: Bool[Array, "*A S"] | None = None,
@@ -102,6 +103,7 @@ def _normalize_jvp(primals: Any, tangents: Any) -> Any:
     return (weights, log_normalizer), (weights * (d_scores - d_log), d_log)
 
 
+@jax.named_scope("scores")
 def scores(
     query: Float[Array, "T H"],
     key: Float[Array, "S H"],
@@ -138,6 +140,7 @@ def scores(
     )
 
 
+@jax.named_scope("modified_scores")
 def modified(
     products: Float[Array, "T S"],
     bias: Float[Array, "T|1 S|1"] | None = None,
@@ -175,6 +178,7 @@ def modified(
     return s
 
 
+@jax.named_scope("entropy")
 def entropy(weights: Float[Array, "*A S"]) -> Float[Array, "*A"]:
     """Entropy of attention weights, -Σⱼ wⱼ log wⱼ, in nats.
 

@@ -24,6 +24,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -34,6 +35,7 @@ Outputs = tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]
 Implementation = Callable[[Array, Array, Array, arguments.Options], Outputs]
 
 
+@jax.named_scope("dot_product_attention")
 def dot_product_attention(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
@@ -125,13 +127,15 @@ def dot_product_attention(
     )
     q, k, v, _ = rows
     name = implementation or choice.choose(q, k, v, options)
-    output, residual = IMPLEMENTATIONS[name](q, k, v, options)
+    with jax.named_scope(name):
+        output, residual = IMPLEMENTATIONS[name](q, k, v, options)
     output = rows.restore(output).astype(v.dtype)
     if residual is None:
         return output
     return output, rows.restore(residual).astype(k.dtype)
 
 
+@jax.named_scope("attention_weights")
 def attention_weights(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],

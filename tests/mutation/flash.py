@@ -122,6 +122,11 @@ _FLASH = (
         "a shared axis of a bias is padded",
     ),
     (
+        'return lax.pcast(x, tuple(sorted(missing)), to="varying")',
+        "return x",
+        "what a loop carries changes its type under shard_map",
+    ),
+    (
         "run = _attention if _has_function(options) else _compiled",
         "run = _compiled",
         "a cached program keeps tracers",

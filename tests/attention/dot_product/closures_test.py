@@ -152,10 +152,10 @@ def test_what_a_function_closes_over_is_not_kept():
 DEVICES = """
 import functools
 import jax, jax.numpy as jnp, numpy as np
-from attention import dot_product, flash
+from attention.dot_product import api, flash
 
 rows = {"flash": functools.partial(flash.attention, sizes=(4, 4))}
-dot_product.IMPLEMENTATIONS = {**dot_product.IMPLEMENTATIONS, **rows}
+api.IMPLEMENTATIONS = {**api.IMPLEMENTATIONS, **rows}
 axis_types = (jax.sharding.AxisType.Auto,)
 mesh = jax.make_mesh((2,), ("rows",), axis_types=axis_types)
 arrays = np.random.default_rng(0).normal(size=(3, 2, 32, 2, 4)).astype(np.float32)
@@ -164,7 +164,7 @@ lengths = jnp.array([3, 30])
 def loss(name, slopes, query, key, value, lengths):
     def score_mod(score, q_index, kv_index, *, batch, head):
         return score - slopes[head] * jnp.abs(q_index - kv_index).astype(score.dtype)
-    out = dot_product.dot_product_attention(
+    out = api.dot_product_attention(
         query, key, value, implementation=name, score_mod=score_mod,
         key_value_seq_lengths=lengths, query_seq_lengths=lengths)
     return jnp.sum(jnp.sin(out))
