@@ -49,7 +49,7 @@ def attention(
         infinities included. So do those past the lengths of a `masks.lengths`.
 
     Returns:
-      [*B T N D] in the value's dtype; 0 for a query that sees nothing.
+      [*B T N D] in the value's dtype; 0 for a query that sees no key.
 
     Raises:
       TypeError: if an array is of the wrong kind, such as a mask that is not boolean.
@@ -72,22 +72,31 @@ def weights(
 ) -> Float[Array, "*B N T S"]:
     """The weights with which `attention` averages the values.
 
-    Args are those of `attention`.
+    Args:
+      query: projected queries, W s.
+      key: projected keys, U h; K divides N, query head n reads key head n // (N / K).
+      score_vector: v, one for each query head.
+      mask: a `masks.Mask`, whose arrays index the flattened batch, or a boolean array
+        that broadcasts from the right against the flattened batch's [B N T S]. True =
+        may attend.
+      key_mask: False marks padding: keys that have no weight.
 
     Returns:
       Weights in float32 (float64 for float64): rows sum to 1; 0 where masked and in
-      the rows of queries that see nothing.
+      the rows of queries that see no key.
 
     Raises:
-      TypeError: as `attention`.
-      ValueError: as `attention`.
+      TypeError: if an array is of the wrong kind, such as a mask that is not boolean.
+      ValueError: if shapes, or the dtypes of query and key, do not fit.
     """
 
-    def as_they_are(weights: Array, value: Array) -> Array:
+    def read_weights(weights: Array, value: Array) -> Array:
         del value
         return weights
 
-    return _lift(as_they_are, 0, query, key, key, score_vector, mask, key_mask=key_mask)
+    return _lift(
+        read_weights, 0, query, key, key, score_vector, mask, key_mask=key_mask
+    )
 
 
 def scores(
@@ -171,6 +180,6 @@ def _visible(
         real = masks.dense(key_mask.reshape(B, 1, 1, S))
         mask = real if mask is None else mask & real
     if mask is not None:
-        # No T x S: only the complaints of a mask that does not fit.
+        # Raises if the mask does not fit; computes no T x S.
         jax.eval_shape(lambda: mask.materialize(T, S, batch_size=B, num_heads=N))
     return mask

@@ -1,4 +1,4 @@
-"""Dropout of attention weights, as a pure function of where the weight stands.
+"""Dropout of attention weights, as a pure function of their indices.
 
 Whether the weight of (batch b, head n, query i, key j) is kept is decided by a
 counter-based generator at exactly that index:
@@ -26,6 +26,9 @@ def of_head(rng: Array, batch: Int[Array, ""], head: Int[Array, ""]) -> Array:
       rng: one key for all rows and heads.
       batch: index of the row.
       head: index of the query head.
+
+    Returns:
+      A key that depends on all three.
     """
     return jax.random.fold_in(jax.random.fold_in(rng, batch), head)
 
@@ -38,7 +41,7 @@ def apply(
     rate: float,
     start: tuple[int | Int[Array, ""], int | Int[Array, ""]] = (0, 0),
 ) -> Float[Array, "T S"]:
-    """Drops weights of one head; the others grow by 1/(1 - rate).
+    """Drops weights of one head; those that are kept grow by 1/(1 - rate).
 
     Args:
       weights: of the queries and keys from `start` on.

@@ -36,11 +36,11 @@ def masked_softmax(
       scores: any floating dtype, computed in that dtype.
       mask: True = takes part; broadcastable to `scores`.
       sink: an extra, learned score that takes weight and has no value (OpenAI, 2025,
-        arXiv:2508.10925). None: no such term.
+        arXiv:2508.10925); None: no sink.
 
     Returns:
-      Weights: 0 exactly where masked, whatever finite score stands there; 0 in a row
-      that sees nothing. Gradients are finite in both cases.
+      Weights: 0 exactly where masked, whatever the finite score; 0 in a row that sees
+      nothing. Gradients are finite in both cases.
     """
     return masked_softmax_and_log_normalizer(scores, mask, sink=sink)[0]
 
@@ -52,12 +52,12 @@ def masked_softmax_and_log_normalizer(
     *,
     sink: Float[Array, ""] | None = None,
 ) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
-    """`masked_softmax`, and the logarithm of what each row was divided by.
+    """Computes `masked_softmax`, and the logarithm of each row's divisor.
 
     Args:
-      scores: as in `masked_softmax`.
-      mask: as in `masked_softmax`.
-      sink: as in `masked_softmax`.
+      scores: any floating dtype, computed in that dtype.
+      mask: True = takes part; broadcastable to `scores`.
+      sink: an extra, learned score that takes weight and has no value; None: no sink.
 
     Returns:
       The weights, and log(Σⱼ mⱼ exp(sⱼ) + exp(sink)): -inf for an empty row that has
@@ -123,10 +123,10 @@ def scores(
       key: keys.
       bias: added last.
       scale: multiplies the products.
-      softcap: as in `modified`.
-      score_mod: as in `modified`.
-      batch: as in `modified`.
-      head: as in `modified`.
+      softcap: c in c · tanh(s / c); None: no cap.
+      score_mod: `score_mod(score, q_index, kv_index, *, batch, head)`, elementwise.
+      batch: index of the row, an argument of `score_mod`.
+      head: index of the query head, an argument of `score_mod`.
       precision: of the matrix product.
 
     Returns:
@@ -151,7 +151,7 @@ def modified(
     head: int | Int[Array, ""] = 0,
     start: tuple[int | Int[Array, ""], int | Int[Array, ""]] = (0, 0),
 ) -> Float[Array, "T S"]:
-    """Scores of one head, given the products of its queries and keys.
+    """Scores of one head, from the products of its queries and keys.
 
     Args:
       products: scaled, of the queries and keys from `start` on.
@@ -159,8 +159,8 @@ def modified(
       softcap: c in c · tanh(s / c) (Gemma 2, 2024, arXiv:2408.00118); None: no cap.
       score_mod: `score_mod(score, q_index, kv_index, *, batch, head)`, elementwise;
         the int32 indices [T 1] and [1 S] broadcast against the score [T S].
-      batch: index of the row, handed to `score_mod`.
-      head: index of the query head, handed to `score_mod`.
+      batch: index of the row, an argument of `score_mod`.
+      head: index of the query head, an argument of `score_mod`.
       start: index of the first query, and of the first key.
 
     Returns:

@@ -11,7 +11,7 @@ gives 0, not the mean of the values.
 | implementation | what it is                                                        |
 |----------------|-------------------------------------------------------------------|
 | 'reference'    | the dense form of `attention.softmax`: every feature, any backend |
-| 'flash'        | the same in blocks (`dot_product.flash`): memory O(T + S)         |
+| 'flash'        | every feature in blocks (`dot_product.flash`): memory O(T + S)    |
 | 'xla'          | `jax.nn.dot_product_attention`'s dense form, with its limits      |
 | 'cudnn'        | its fused kernel on CUDA, with narrower limits                    |
 
@@ -88,7 +88,7 @@ def dot_product_attention(
       dropout_rng: a key; what is dropped depends on it, on the indices of batch,
         head, query and key, and on nothing else.
       broadcast_dropout: drop the same weights in every row and head.
-      precision: of the matrix products, as in `jax.numpy.matmul`.
+      precision: of the matrix products, as for `jax.numpy.matmul`.
 
     Returns:
       [*B T N D] in the value's dtype; with `return_residual` a pair of it and the
@@ -154,11 +154,29 @@ def attention_weights(
 ) -> Float[Array, "*B N T S"]:
     """The weights with which `dot_product_attention` averages the values.
 
-    Args are those of `dot_product_attention`; dropout is not applied.
+    Args:
+      query: queries.
+      key: keys; K divides N, query head n reads key head n // (N / K).
+      bias: added to the scores; broadcast from the right against [*B N T S].
+      mask: a `masks.Mask`, whose arrays index the flattened batch, or a boolean array
+        that broadcasts from the right against [*B N T S]. True = may attend.
+      scale: multiplies q·k; None: 1/√H.
+      is_causal: query i sees keys j ≤ i.
+      query_seq_lengths: a query at or past its row's length has no weights.
+      key_value_seq_lengths: a key at or past its row's length has no weight.
+      local_window_size: (left, right) distances, both inclusive; one number for both.
+      score_mod: `score_mod(score, q_index, kv_index, *, batch, head) -> score`.
+      softcap: c in c · tanh(score / c), before `score_mod`.
+      sinks: per query head a score that takes weight and has no value.
+      precision: of the matrix products, as for `jax.numpy.matmul`.
 
     Returns:
-      Weights in float32 (float64 for float64): rows sum to 1, less what a sink takes;
-      0 where masked and in the rows of queries that see nothing.
+      Weights in float32 (float64 for float64), before dropout: rows sum to 1, less the
+      weight of a sink; 0 where masked and in the rows of queries that see no key.
+
+    Raises:
+      TypeError: if an array is of the wrong kind, such as a mask that is not boolean.
+      ValueError: if shapes, or the dtypes of query and key, do not fit.
     """
     rows, options = arguments.bind(
         query,
@@ -180,18 +198,18 @@ def attention_weights(
 
 
 def explain(*args: Any, **kwargs: Any) -> str:
-    """Says which implementation a call would use, and what speaks against the others.
+    """Says which implementation a call would use, and why it would use no other.
 
     Args:
-      *args: those of `dot_product_attention`.
-      **kwargs: those of `dot_product_attention`; `implementation` does not matter.
+      *args: positional arguments of a call of `dot_product_attention`.
+      **kwargs: keyword arguments of that call; `implementation` is ignored.
 
     Returns:
       One line for each implementation, the chosen one first.
 
     Raises:
-      TypeError: as `dot_product_attention`.
-      ValueError: as `dot_product_attention`.
+      TypeError: if an array is of the wrong kind, such as a mask that is not boolean.
+      ValueError: if shapes, or the dtypes of query, key and value, do not fit.
     """
     call = inspect.signature(dot_product_attention).bind(*args, **kwargs)
     call.apply_defaults()

@@ -26,10 +26,20 @@ def attention(
     value: Float[Array, "B S K D"],
     options: arguments.Options,
 ) -> tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]:
-    """`jax.nn.dot_product_attention`, save that a query that sees nothing gives 0.
+    """Calls `jax.nn.dot_product_attention`; a query that sees no key gives 0.
+
+    Args:
+      name: jax.nn's name of the implementation.
+      query: queries.
+      key: keys.
+      value: values.
+      options: masks, bias and scale.
+
+    Returns:
+      The output and, with `options.return_residual`, the log-sum-exp of every row.
 
     Raises:
-      ValueError: if it lacks what is asked for, or there is no device for it.
+      ValueError: if it does not have a feature, or there is no device for it.
     """
     if reasons := limits(query, key, value, options):
         raise ValueError(
@@ -41,11 +51,11 @@ def attention(
             f"implementation='cudnn' needs a CUDA device, got {jax.default_backend()}"
         )
     if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
-        # jax.nn asks for a product of float16 that CPUs do not have.
+        # jax.nn's product of float16 with sums in float32 does not exist on CPUs.
         query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
     window, is_causal = options.local_window_size, options.is_causal
     if window is not None and (is_causal or window[1] == 0):
-        # The same keys in the only words for a window that cuDNN's kernel knows.
+        # The same keys; cuDNN's kernel knows windows as causal ones only.
         window, is_causal = (window[0], 0), True
     outputs = _JAX_NN(
         query,
@@ -75,8 +85,8 @@ def attention(
 def limits(
     query: Array, key: Array, value: Array, options: arguments.Options
 ) -> list[str]:
-    """What is asked for and jax.nn does not have, in words; it checks the rest."""
-    asked = {
+    """Names the features of a call that jax.nn does not have."""
+    features = {
         "float64": query.dtype == jnp.float64,
         "values of another width than the keys": value.shape[-1] != key.shape[-1],
         "no keys": key.shape[1] == 0,
@@ -86,9 +96,9 @@ def limits(
         "dropout": options.dropout_rng is not None,
         "precision": options.precision is not None,
     }
-    return [words for words, is_asked in asked.items() if is_asked]
+    return [words for words, is_used in features.items() if is_used]
 
 
 def on_cuda() -> bool:
-    """Whether the default device is one of CUDA."""
+    """Whether the default device is a CUDA device."""
     return "cuda" in jax.devices()[0].client.platform_version

@@ -19,7 +19,18 @@ def attention(
     value: Float[Array, "B S K D"],
     options: arguments.Options,
 ) -> tuple[Float[Array, "B T N D"], Float[Array, "B T N"] | None]:
-    """Output and, if asked for, log-sum-exp; float32 (float64 for float64)."""
+    """Attends, with weights [T S] in memory.
+
+    Args:
+      query: queries.
+      key: keys.
+      value: values.
+      options: masks, bias and all that changes scores or weights.
+
+    Returns:
+      The output and, with `options.return_residual`, the log-sum-exp of every row, both
+      in float32 (float64 for float64).
+    """
 
     def one_head(
         query: Float[Array, "T H"],
@@ -47,7 +58,7 @@ def weights(
     key: Float[Array, "B S K H"],
     options: arguments.Options,
 ) -> Float[Array, "B N T S"]:
-    """The weights alone, before dropout."""
+    """Computes the weights, before dropout."""
 
     def one_head(query: Array, key: Array, _: Array, *rest: Any) -> Array:
         return _one_head_weights(options, query, key, *rest)[0]
@@ -61,8 +72,8 @@ def _one_head_weights(
     options: arguments.Options,
     query: Float[Array, "T H"],
     key: Float[Array, "S H"],
-    mask: Bool[Array, "T|1 S|1"] | None,
-    bias: Float[Array, "T|1 S|1"] | None,
+    mask: Bool[Array, "#T #S"] | None,
+    bias: Float[Array, "#T #S"] | None,
     sink: Float[Array, ""] | None,
     batch: Int[Array, ""],
     head: Int[Array, ""],
@@ -82,12 +93,12 @@ def _one_head_weights(
 
 
 def _wide(*arrays: Array) -> list[Array]:
-    """The dtype in which scores, softmax and sums are computed."""
+    """Casts to the dtype in which scores, softmax and sums are computed."""
     return [x.astype(numerics.accumulation_dtype(x.dtype)) for x in arrays]
 
 
 def _per_head(query: Array, key: Array, options: arguments.Options) -> tuple[Any, ...]:
-    """What differs between heads or rows: arrays that start with [B|1 N|1]."""
+    """Lists the arrays that differ between heads or rows: they start with [#B #N]."""
     batch_size, _, num_heads, _ = query.shape
     dtype = numerics.accumulation_dtype(query.dtype)
     bias, sinks = options.bias, options.sinks
