@@ -12,7 +12,7 @@ once.
 
 Left in WORKDIR: config.json, corpus.json, report.json, summary.md with the tables in
 words, and figures/gradients.png and figures/step_time.png, each with its arrays beside
-it. What was found is written at the end: after an interruption a study begins anew.
+it. They are written at the end: an interrupted study begins anew.
 
 Exit status: 0 the study's assertions hold; 1 one does not: every run ends below the
 unigram baseline; before and after training the GRU's slope lies below attention's, the
@@ -40,19 +40,19 @@ SUMMARY = "summary.md"
 def study(
     config: settings.Config, corpus: data.Corpus, path: pathlib.Path
 ) -> dict[str, Any]:
-    """Trains, measures, writes what was found.
+    """Trains, measures, and writes report, summary and pictures.
 
     Args:
-      config: of the study.
+      config: configuration of the study.
       corpus: text for both models.
-      path: the folder, which exists.
+      path: an existing folder for the files.
 
     Returns:
-      What stands in report.json.
+      The contents of report.json.
     """
     start = time.perf_counter()
     console = terminal.console()
-    # Seldom drawn anew: that takes time from what is measured.
+    # Redrawn seldom, since that takes time from what is measured.
     with rich.progress.Progress(console=console, refresh_per_second=1) as progress:
 
         def track(values: list[int], words: str) -> Iterator[int]:
@@ -62,18 +62,18 @@ def study(
                 yield value
                 progress.advance(task)
 
-        found = {}
+        measured = {}
         for name, model_config in config.models().items():
-            found[name] = runs.measure(
+            measured[name] = runs.measure(
                 model_config, config, corpus, track=track, words=f"training {name}"
             )
-            mean = found[name].losses.mean()
+            mean = measured[name].losses.mean()
             console.print(f"{name}: {mean:.2f} nats per token after training")
         times = runs.step_times(config, track=track)
     nats = baselines.nats_per_token(
         corpus.train, corpus.validation, vocab_size=corpus.tokenizer.vocab_size
     )
-    report = summary.findings(found, times, config, unigram=nats["unigram"])
+    report = summary.findings(measured, times, config, unigram=nats["unigram"])
     report |= {
         "machine": machine.describe(),
         "data": {"path": corpus.path, "sha256": corpus.sha256},
@@ -82,7 +82,7 @@ def study(
     workdir.write(path / workdir.REPORT, json.dumps(report, indent=2) + "\n")
     words = summary.words(report)
     workdir.write(path / SUMMARY, words)
-    picture.gradients(path / workdir.FIGURES, found, report)
+    picture.gradients(path / workdir.FIGURES, measured, report)
     picture.step_time(path / workdir.FIGURES, report["step_time"])
     console.print(rich.markdown.Markdown(words), soft_wrap=False)
     return report

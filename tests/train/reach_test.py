@@ -79,7 +79,7 @@ def found_by_hand(attention_slopes, gru_slopes, losses):
     """Exact exponentials, before and after, over 9 distances."""
     k = np.arange(9.0)
     return {
-        name: runs.Found(
+        name: runs.Measurements(
             parameters=5,
             losses=np.array(losses),
             norms={

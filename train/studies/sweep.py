@@ -4,10 +4,11 @@
 
 All runs share sizes, schedule and program; each has its own parameters, batches and
 dropout, drawn from its seed, and its own learning rate. A run that is switched off
-keeps its state. What a run does depends on its seed and its rate only, not on which
-others stand beside it, but for rounding.
+keeps its state. A run depends on its seed and its rate alone: the runs beside it change
+it by no more than rounding.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,18 +24,18 @@ from train import config
 from train.lm import loop, optimizer
 from train.studies import tasks
 
-# (key of a run, step, *data) to its batch of that step.
+# (key of a run, step, *data) -> the batch of that step.
 Draw = Callable[..., tasks.Batch]
-# (runs, switched on [R], number of steps, *data) to (runs, nats per target [R]).
+# (runs, switched on [R], number of steps, *data) -> (runs, nats per target [R]).
 Steps = jax.stages.Wrapped
 
 
 @flax.struct.dataclass
 class Runs:
-    """Runs side by side: every array has the axis R of the runs first.
+    """Runs side by side: the first axis R of every array is that of the runs.
 
     Attributes:
-      state: of each run.
+      state: training state of each run.
       rng: key of each run's batches and dropout.
       factor: each run's learning rate, as a multiple of the schedule's.
     """
@@ -45,7 +46,7 @@ class Runs:
 
     @property
     def params(self) -> optax.Params:
-        """Parameters, [R ...]."""
+        """The parameters, with leaves [R ...]."""
         return self.state.params
 
 
@@ -62,17 +63,18 @@ def begin(
 
     Args:
       model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
-      seeds: of each run, R of them.
-      rates: each run's learning rate after the warm-up; the minimum is scaled alike.
-      optimizer_config: as for `optimizer.make`, of the rate `peak_lr`.
-      steps: N, of each run in all.
-      context: T.
+      seeds: R seeds, one of each run.
+      rates: each run's learning rate after the warm-up. The final rate of the schedule
+        is scaled by the same factor.
+      optimizer_config: optimiser and schedule, for the learning rate `peak_lr`.
+      steps: total number of training steps of a run, for the schedule.
+      context: T, tokens of a row.
 
     Returns:
       The runs before their first step.
 
     Raises:
-      ValueError: not one rate for each seed.
+      ValueError: there are more or fewer rates than seeds.
     """
     if len(seeds) != len(rates):
         raise ValueError(f"{len(seeds)} seeds do not go with {len(rates)} rates")
@@ -82,10 +84,10 @@ def begin(
     # whose threads may wait for each other for ever (jaxlib 0.10, CPU).
     @jax.jit
     def init(seeds: Array, factors: Array) -> Runs:
-        return jax.lax.map(lambda own: one(*own), (seeds, factors))
+        return jax.lax.map(lambda run: init_run(*run), (seeds, factors))
 
-    def one(seed: Array, factor: Array) -> Runs:
-        # A fold of the key: validation and test rows are drawn from its other folds.
+    def init_run(seed: Array, factor: Array) -> Runs:
+        # The splits 'validation' and 'test' have keys of their own.
         init_rng, rng = jax.random.split(tasks.split_rng(seed, "train"))
         tokens = jnp.zeros((1, context), jnp.int32)
         params = model.init(init_rng, tokens, deterministic=True)["params"]
@@ -104,18 +106,18 @@ def make_steps(
     optimizer_config: config.OptimizerConfig,
     steps: int,
 ) -> Steps:
-    """Compiles the training step of all runs, any number of times in a row.
+    """Makes one program that takes any number of training steps of all runs.
 
     Args:
-      model: as for `begin`.
-      draw: a pure function of a run's key and the step.
-      optimizer_config: as for `begin`.
-      steps: N, as for `begin`.
+      model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
+      draw: draws a batch; a pure function of a run's key, the step and `data`.
+      optimizer_config: optimiser and schedule, for the learning rate `peak_lr`.
+      steps: total number of training steps of a run, for the schedule.
 
     Returns:
-      A compiled function (runs, on [R], num_steps, *data) -> (runs, losses [R]): the
-      mean over these steps, in nats per target. `data` is what `draw` is given besides
-      key and step. Other values do not compile again; the runs are donated.
+      A jitted function (runs, on [R], num_steps, *data) -> (runs, losses [R]). `on` is
+      True for the runs that are trained, `data` is passed on to `draw`, and a loss is
+      the mean over these steps in nats per target. The runs are donated.
     """
     transformation = optimizer.make(optimizer_config, steps)
 
@@ -129,10 +131,10 @@ def make_steps(
             rng=jax.random.fold_in(dropout_rng, run.state.step),
             factor=run.factor,
         )
-        state = jax.tree.map(lambda new, old: jnp.where(on, new, old), state, run.state)
+        state = jax.tree.map(functools.partial(jnp.where, on), state, run.state)
         return Runs(state, run.rng, run.factor), nats
 
-    def many(
+    def train(
         runs: Runs, on: Bool[Array, "R"], num_steps: Any, *data: Any
     ) -> tuple[Runs, Float[Array, "R"]]:
         def body(_: Array, carry: tuple[Runs, Array]) -> tuple[Runs, Array]:
@@ -145,4 +147,4 @@ def make_steps(
         )
         return runs, sums / num_steps
 
-    return jax.jit(many, donate_argnums=0)
+    return jax.jit(train, donate_argnums=0)

@@ -5,9 +5,9 @@
     brackets    ( [ ( ) ] …       -> )          close what was opened last
     recall      a 3 b 7 … b 7 … a  -> 3          the value that this key came with
 
-A row is T + 1 tokens. As in text, the target of position t is token t + 1, and a mask
-says which targets count: those, and only those, that follow from the tokens before
-them. So a model that solves a task reaches an accuracy of 1 and a loss of 0.
+A row is T + 1 tokens. The target of position t is token t + 1, and a mask says which
+targets count: exactly those that follow from the tokens before them. So a model that
+solves a task reaches an accuracy of 1 and a loss of 0.
 
 Row b of step s is drawn with `fold_in(fold_in(rng, s), b)`: a batch is a pure function
 of seed and step, a row the same in a batch of any size.
@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int
 from models import config as model_config
 from train.lm import loss
 
-# A split is a stream of keys of its own: what one is chosen on, another one judges.
+# Each split has keys of its own: what is chosen on one is judged on another.
 SPLITS: Mapping[str, int] = types.MappingProxyType(
     {"train": 0, "validation": 1, "test": 2}
 )
@@ -40,12 +40,12 @@ Row = tuple[Int[Array, "T+1"], Bool[Array, "T"]]
 
 
 class Batch(NamedTuple):
-    """Rows of a task, as `loss.cross_entropy` and the training step take them.
+    """Rows of a task, for `loss.cross_entropy` and the training step.
 
     Attributes:
       inputs: ids that the model reads.
-      targets: ids that follow them.
-      mask: True = the target counts.
+      targets: the id that follows each input.
+      mask: True where the target counts.
     """
 
     inputs: Int[Array, "B T"]
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
 
 
 class Task(Protocol):
-    """What rows look like; hashable, so that it may be a static argument."""
+    """The distribution of the rows; hashable, so that it may be a static argument."""
 
     @property
     def vocab_size(self) -> int:
@@ -69,17 +69,17 @@ class Task(Protocol):
 
 
 def split_rng(seed: int | Int[Array, ""], split: str) -> Array:
-    """The key of a split.
+    """Makes the key of a split.
 
     Args:
-      seed: of the run.
+      seed: seed of the run.
       split: a name of `SPLITS`.
 
     Returns:
-      A key of its own for each seed and split.
+      A key that differs between seeds and between splits.
 
     Raises:
-      ValueError: an unknown split.
+      ValueError: there is no such split.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -92,8 +92,8 @@ def batch(
     """Draws the batch of one step.
 
     Args:
-      task: what to draw.
-      rng: key of the split; step and row are folded in here.
+      task: the distribution of the rows.
+      rng: key of the split, into which step and row are folded.
       step: index of the step, possibly traced.
       batch_size: B.
 
@@ -112,25 +112,30 @@ def batch(
 def hits(
     logits: Float[Array, "B T V"], targets: Int[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """Counts right answers; arguments as for `loss.cross_entropy`.
+    """Counts right answers.
+
+    Args:
+      logits: scores of all ids at each position.
+      targets: the right id at each position.
+      mask: True where the target counts.
 
     Returns:
-      How many targets that count score above all other ids, and how many count. Neither
-      a tie nor NaN is an answer.
+      Number of targets that count and score above all other ids, and number of targets
+      that count. Neither a tie nor NaN is a right answer.
     """
     is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
     score = jnp.max(logits, axis=-1, where=is_target, initial=-jnp.inf)
-    others = jnp.max(logits, axis=-1, where=~is_target, initial=-jnp.inf)
-    right = (score > others) & mask
+    best_other = jnp.max(logits, axis=-1, where=~is_target, initial=-jnp.inf)
+    right = (score > best_other) & mask
     return jnp.sum(right, dtype=jnp.int32), jnp.sum(mask, dtype=jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Induction:
-    """Random tokens, the last of which stood there once before: what followed it?
+    """Random tokens, the last of which occurred once before: what followed it?
 
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
     """
 
     num_symbols: Annotated[int, "V, different tokens"]
@@ -149,14 +154,14 @@ class Induction:
     def row(self, rng: Array) -> Row:
         """Draws one row, of which only the last target counts."""
         T, V = self.length, self.num_symbols
-        asked_rng, place_rng, rest_rng = jax.random.split(rng, 3)
+        asked_rng, position_rng, rest_rng = jax.random.split(rng, 3)
         asked = jax.random.randint(asked_rng, (), 0, V)
-        # Not the last but one: what follows must not be the question itself.
-        place = jax.random.randint(place_rng, (), 0, T - 2)
-        # All tokens but the one asked for.
+        # At most T - 3: the token that follows must not be the question itself.
+        position = jax.random.randint(position_rng, (), 0, T - 2)
+        # The other tokens all differ from the one that is asked about.
         rest = (asked + jax.random.randint(rest_rng, (T,), 1, V)) % V
-        tokens = rest.at[place].set(asked).at[T - 1].set(asked)
-        tokens = jnp.append(tokens, tokens[place + 1])
+        tokens = rest.at[position].set(asked).at[T - 1].set(asked)
+        tokens = jnp.append(tokens, tokens[position + 1])
         return tokens, jnp.arange(T) == T - 1
 
 
@@ -165,7 +170,7 @@ class Copy:
     """Random tokens, a bar, and the same tokens again.
 
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
     """
 
     num_symbols: Annotated[int, "different tokens beside the bar"]
@@ -195,12 +200,13 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True)
 class Brackets:
-    """A word of a Dyck language: brackets of several kinds, each closed in its turn.
+    """A word of a Dyck language: brackets of several kinds, properly nested.
 
-    A coin says whether the next one opens, wherever it may; which kind closes follows.
+    Wherever the next bracket may both open and close, a fair coin decides; the kind of
+    a closing bracket follows from the one that was opened last.
 
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
     """
 
     num_kinds: Annotated[int, "kinds of brackets"]
@@ -229,13 +235,13 @@ class Brackets:
         kinds = jax.random.randint(kind_rng, (total,), 0, self.num_kinds)
 
         def step(
-            stack_and_depth: tuple[Array, Array], own: tuple[Array, Array, Array]
+            stack_and_depth: tuple[Array, Array], drawn: tuple[Array, Array, Array]
         ) -> tuple[tuple[Array, Array], Array]:
-            (stack, depth), (place, coin, kind) = stack_and_depth, own
-            full = (depth == self.max_depth) | (depth == total - place)
+            (stack, depth), (position, coin, kind) = stack_and_depth, drawn
+            full = (depth == self.max_depth) | (depth == total - position)
             opens = ~full & (coin | (depth == 0))
             kind = jnp.where(opens, kind, stack[jnp.maximum(depth - 1, 0)])
-            # What lies above the depth is never read before it is written again.
+            # Entries above the depth are overwritten before they are read again.
             stack = jnp.where(opens, stack.at[depth].set(kind), stack)
             depth += jnp.where(opens, 1, -1)
             return (stack, depth), jnp.where(opens, kind, self.num_kinds + kind)
@@ -253,13 +259,13 @@ class Recall:
     pair stands again; the others are blank.
 
     Raises:
-      ValueError: a value out of range, or fewer keys or slots than pairs.
+      ValueError: a value is out of range, or there are fewer keys or slots than pairs.
     """
 
     num_keys: Annotated[int, "keys to draw from"]
     num_values: Annotated[int, "values to draw from"]
     num_pairs: Annotated[int, "pairs of a row, whose keys differ"]
-    num_slots: Annotated[int, "places for questions, two tokens each"]
+    num_slots: Annotated[int, "slots for questions, two tokens each"]
 
     def __post_init__(self) -> None:
         """Checks each value, then values against each other."""

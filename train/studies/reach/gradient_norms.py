@@ -2,15 +2,15 @@
 
     g(k) = ‖∂y_{T-1} / ∂x_{T-1-k}‖_F             k = 0 … T-1, y = mixer(x)
 
-The layer is measured by itself, on the inputs that it has in its model. Around it, the
-model only adds x_{T-1}, which stands at k = 0 alone, and maps each position by itself
-(norms, MLP), which multiplies g by what does not depend on k; so the layer is where
-distance is paid for. A recurrence pays once per step, a product of k Jacobians
-(Bengio, Simard and Frasconi, Learning long-term dependencies with gradient descent is
-difficult, 1994; Hochreiter et al., Gradient flow in recurrent nets, 2001), attention
-once (Vaswani et al., 2017, arXiv:1706.03762, section 4).
+The layer is measured alone, on the inputs that it has in its model: the rest of the
+model adds x_{T-1}, which contributes at k = 0 only, and maps each position separately
+(norms, MLP), which multiplies g by a factor that does not depend on k. The derivative
+of a recurrence is a product of k Jacobians (Bengio, Simard and Frasconi, Learning
+long-term dependencies with gradient descent is difficult, 1994; Hochreiter et al.,
+Gradient flow in recurrent nets, 2001); that of attention has one factor at any distance
+(Vaswani et al., 2017, arXiv:1706.03762, section 4).
 
-log g(k) is then fitted with two lines, against k and against log k:
+Two lines are then fitted to log g(k), one against k and one against log k:
 
     g(k) ≈ c exp(s k)       exponential, half-life log ½ / s
     g(k) ≈ c kᵖ             power law
@@ -31,15 +31,15 @@ from jaxtyping import Array, Float, Int
 from models import config as model_config
 from models import mixers, transformer
 
-# Float32 ends at 2**-126, and the norms of a GRU do not: the derivative, which is
-# linear in its cotangent, is taken of the output times this factor.
+# The norms of a GRU fall below 2**-126, the least normal float32. The derivative is
+# linear in its cotangent, which is therefore multiplied by 2**100 meanwhile.
 _EXPONENT = 100
-# Natural log of the least norm that can be told from 0.
+# Natural logarithm of the least norm that is distinguished from 0.
 FLOOR = -(126 + _EXPONENT) * math.log(2)
 
 
 class Line(NamedTuple):
-    """A least-squares line, and the root mean square of what it leaves."""
+    """A least-squares line, and the root mean square of its residuals."""
 
     slope: float
     intercept: float
@@ -47,29 +47,29 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """log g against k, and against log k."""
+    """The lines of log g against k (exponential) and against log k (power law)."""
 
     exponential: Line
     power: Line
 
 
 def log_norms(f: Callable[[Array], Array], x: Float[Array, "T E"]) -> Float[Array, "T"]:
-    """Exact norms of the derivatives of one output by every input.
+    """Computes exact norms of the derivatives of one output by every input.
 
     Args:
-      f: from the inputs of all positions to an output [D].
-      x: where the derivatives are taken.
+      f: maps the inputs of all positions [T E] to an output [D].
+      x: point at which the derivatives are taken.
 
     Returns:
-      log ‖∂f / ∂x_{T-1-k}‖_F for k = 0 … T-1: from the last input to the first; -inf
-      for 0 and for what lies below `FLOOR`.
+      log ‖∂f / ∂x_{T-1-k}‖_F for k = 0 … T-1, that is from the last input to the first;
+      -inf where the norm is 0 or its logarithm below `FLOOR`.
     """
     y, transpose = jax.vjp(f, x)
     cotangents = 2.0**_EXPONENT * jnp.eye(len(y), dtype=y.dtype)
     (jacobian,) = jax.vmap(transpose)(cotangents)
     rows = jnp.swapaxes(jacobian, 0, 1)[::-1].reshape(len(x), -1)
     rows = rows.astype(jnp.float32)
-    # Squares would vanish long before the numbers do.
+    # Squares of small numbers underflow: divide by the largest first.
     peak = jnp.max(jnp.abs(rows), axis=1)
     norms = jnp.linalg.norm(rows / jnp.where(peak > 0, peak, 1)[:, None], axis=1)
     return jnp.log(norms) + jnp.log(peak) - _EXPONENT * math.log(2)
@@ -82,16 +82,17 @@ def of_runs(
     params: optax.Params,
     tokens: Int[Array, "B T"],
 ) -> Float[Array, "R T"]:
-    """Log norms through the mixer of the last block, on rows of text.
+    """Computes log norms through the mixer of the last block, on rows of text.
 
     Args:
-      config: of the model.
+      config: configuration of the model.
       vocab_size: V.
-      params: of R runs, [R ...].
-      tokens: rows; the model's own activations on them are the mixer's inputs.
+      params: parameters of R runs, with leaves [R ...].
+      tokens: rows of text; the mixer's inputs are the model's activations on them.
 
     Returns:
-      As in `log_norms`, the mean over the rows: logs of geometric means.
+      For each run, log ‖∂y_{T-1} / ∂x_{T-1-k}‖_F for k = 0 … T-1, averaged over the
+      rows: the logarithm of the geometric mean.
     """
     model = transformer.CausalLM(config, vocab_size)
     layer = config.num_layers - 1
@@ -109,8 +110,8 @@ def of_runs(
         (inputs,) = state["intermediates"][block]["mixer_norm"]["__call__"]
 
         def last(x: Array) -> Array:
-            own = {"params": params[block]["mixer"]}
-            y: Any = mixer.apply(own, x[None], deterministic=True)
+            variables = {"params": params[block]["mixer"]}
+            y: Any = mixer.apply(variables, x[None], deterministic=True)
             return y[0, -1]
 
         return jnp.mean(jax.lax.map(lambda x: log_norms(last, x), inputs), axis=0)
@@ -119,14 +120,14 @@ def of_runs(
 
 
 def fitted(norms: Float[np.ndarray, "T"], *, nearest: int) -> Lines:
-    """Both lines of one run, by least squares over k = `nearest` … T-1.
+    """Fits both lines to one run, by least squares over k = `nearest` … T-1.
 
     Args:
-      norms: logs, as from `log_norms`; what is not finite is left out.
-      nearest: least k, 1 or more.
+      norms: log norms for k = 0 … T-1; those that are not finite are left out.
+      nearest: least k, at least 1.
 
     Raises:
-      ValueError: fewer than three finite norms.
+      ValueError: there are fewer than three finite norms.
     """
     norms = np.asarray(norms, np.float64)
     distances = np.arange(nearest, len(norms))
@@ -142,5 +143,5 @@ def fitted(norms: Float[np.ndarray, "T"], *, nearest: int) -> Lines:
 
 def _line(x: np.ndarray, y: np.ndarray) -> Line:
     slope, intercept = np.polyfit(x, y, 1)
-    left = y - (intercept + slope * x)
-    return Line(float(slope), float(intercept), float(np.sqrt(np.mean(left**2))))
+    residuals = y - (intercept + slope * x)
+    return Line(float(slope), float(intercept), float(np.sqrt(np.mean(residuals**2))))

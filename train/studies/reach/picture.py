@@ -18,7 +18,7 @@ SHADES = {
     ("GRU", "before"): figures.ORANGE,
     ("GRU", "after"): figures.VERMILLION,
 }
-# Of the two panels: what is fitted, and in words.
+# Kind of fit and title of each panel.
 PANELS = (
     ("exponential", "log g against k: the exponential is a line"),
     ("power", "log g against log k: the power law is a line"),
@@ -27,15 +27,18 @@ PANELS = (
 
 def gradients(
     folder: pathlib.Path,
-    found: Mapping[str, runs.Found],
+    measured: Mapping[str, runs.Measurements],
     report: Mapping[str, Any],
 ) -> pathlib.Path:
-    """Draws the norms of every model and stage twice, with the lines fitted to them.
+    """Draws the norms of every model and stage, with the fitted lines, in two panels.
 
     Args:
-      folder: where gradients.png and .npz go; made if missing.
-      found: by model.
-      report: of `summary.findings`.
+      folder: folder for gradients.png and .npz, which is made if missing.
+      measured: the norms, by model.
+      report: the fits, from `summary.findings`.
+
+    Returns:
+      Path of the picture.
     """
     picture = figure.Figure(figsize=(11, 4.8), layout="constrained")
     panels = picture.subplots(1, len(PANELS), sharey=True)
@@ -43,8 +46,8 @@ def gradients(
     distances = np.arange(last + 1)
     arrays: dict[str, np.ndarray] = {"k": distances}
     for plot, (kind, title) in zip(panels, PANELS, strict=True):
-        for name, own in found.items():
-            for stage, norms in own.norms.items():
+        for name, model in measured.items():
+            for stage, norms in model.norms.items():
                 arrays[f"log norms, {name}, {stage}"] = norms
                 fit = report["models"][name][stage][kind]
                 color, style = SHADES[name, stage], STYLES[stage]
@@ -68,8 +71,8 @@ def gradients(
     panels[1].set_xscale("log", base=2)
     panels[1].set_xlim(1, last)
     panels[1].xaxis.set_major_formatter("{x:g}")
-    # Lines may leave the panel; the norms may not.
-    drawn = np.stack([x for own in found.values() for x in own.norms.values()])
+    # The panel shows all norms, but cuts the fitted lines.
+    drawn = np.stack([x for model in measured.values() for x in model.norms.values()])
     ends = np.exp([drawn[np.isfinite(drawn)].min() - 2, drawn.max() + 2])
     panels[0].set_ylim(*ends)
     handles, labels = panels[0].get_legend_handles_labels()
@@ -88,16 +91,20 @@ def step_time(folder: pathlib.Path, times: Mapping[str, Any]) -> pathlib.Path:
     """Draws the time of a step of one layer against T.
 
     Args:
-      folder: where step_time.png and .npz go; made if missing.
-      times: the report's.
+      folder: folder for step_time.png and .npz, which is made if missing.
+      times: `step_time` of the report.
+
+    Returns:
+      Path of the picture.
     """
     picture = figure.Figure(figsize=(6.4, 4.2), layout="constrained")
     plot = picture.add_subplot()
     arrays: dict[str, Any] = {"T": np.array(times["lengths"])}
     ends = []
-    for name, own in times["milliseconds"].items():
-        low, median, high = np.array(own).T
-        arrays[f"{name}, quartiles"] = np.array(own)
+    for name, milliseconds in times["milliseconds"].items():
+        quartiles = np.array(milliseconds)
+        low, median, high = quartiles.T
+        arrays[f"{name}, quartiles"] = quartiles
         plot.errorbar(
             times["lengths"],
             median,
@@ -107,8 +114,8 @@ def step_time(folder: pathlib.Path, times: Mapping[str, Any]) -> pathlib.Path:
             markersize=4,
         )
         exponent = times["exponents"][name]
-        grown = "" if exponent is None else f", ~ T^{exponent:.2f}"
-        ends.append((median[-1], f"{name}{grown}", COLORS[name]))
+        growth = "" if exponent is None else f", ~ T^{exponent:.2f}"
+        ends.append((median[-1], f"{name}{growth}", COLORS[name]))
     _finish(plot)
     plot.set_title(
         f"forward and backward of one layer of width {times['width']}, batch 1",

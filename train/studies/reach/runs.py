@@ -1,4 +1,4 @@
-"""The runs of the study: gradients before training and after it; seconds of a step.
+"""The runs of the study: gradients before and after training; times of a step.
 
 Both models have the same seeds: run r of one reads the same batches as run r of the
 other, so that their differences are paired.
@@ -23,18 +23,18 @@ from train.studies import sweep, tasks
 from train.studies.reach import gradient_norms, settings
 from train.text import data
 
-# Steps between two signs of progress, and rows of validation text at a time.
+# Steps between two updates of the progress bar, and rows of an evaluation batch.
 CHUNK, EVALUATION_ROWS = 20, 32
-# (what is to be gone through, words) to the same, one after another.
+# (values, description) -> the values, one after another, while a bar shows progress.
 Track = Callable[[list[int], str], Iterable[int]]
 
 
-class Found(NamedTuple):
-    """What is known of one model.
+class Measurements(NamedTuple):
+    """What was measured of one model.
 
     Attributes:
-      parameters: how many a run has.
-      losses: on the validation split, nats per token.
+      parameters: number of parameters of a run.
+      losses: of each run on the validation split, in nats per token.
       norms: log norms of `gradient_norms.of_runs`, by stage.
     """
 
@@ -50,15 +50,15 @@ def measure(
     *,
     track: Track,
     words: str,
-) -> Found:
-    """Trains all runs of one model, and measures it before and after.
+) -> Measurements:
+    """Trains all runs of one model, and measures their gradients before and after.
 
     Args:
-      model_config: of the model.
-      config: all else.
-      corpus: text.
+      model_config: configuration of the model.
+      config: configuration of the study.
+      corpus: text to train and to measure on.
       track: shows progress.
-      words: what is shown beside it.
+      words: description beside the progress.
     """
     vocab_size = corpus.tokenizer.vocab_size
     context = model_config.context
@@ -93,7 +93,7 @@ def measure(
     for start in track(list(range(0, config.steps, CHUNK)), words):
         steps = min(CHUNK, config.steps - start)
         runs, _ = jax.block_until_ready(train(runs, on, steps, tokens))
-    return Found(
+    return Measurements(
         parameters=sum(x.size for x in jax.tree.leaves(runs.params)) // config.runs,
         losses=np.array(list(_losses(model, runs.params, corpus, context=context))),
         norms=dict(zip(settings.STAGES, (before, norms()), strict=True)),
@@ -101,10 +101,15 @@ def measure(
 
 
 def text_rows(corpus: data.Corpus, *, rows: int, context: int) -> np.ndarray:
-    """Rows [B T] of the validation split, spread over it.
+    """Takes rows [B T] at even distances from the validation split.
+
+    Args:
+      corpus: the text.
+      rows: B, number of rows.
+      context: T, tokens of a row.
 
     Raises:
-      ValueError: the split has not as many.
+      ValueError: the split has fewer rows.
     """
     whole = (corpus.validation.size - 1) // context
     if whole < rows:
@@ -119,11 +124,13 @@ def text_rows(corpus: data.Corpus, *, rows: int, context: int) -> np.ndarray:
 def _losses(
     model: nn.Module, params: optax.Params, corpus: data.Corpus, *, context: int
 ) -> Iterator[float]:
-    """The loss of each run on the whole validation split."""
+    """Computes the loss of each run on the whole validation split."""
     windows, mask = data.windows(corpus.validation, context=context)
     for r in range(len(jax.tree.leaves(params)[0])):
-        own = jax.tree.map(lambda x, r=r: x[r], params)
-        yield evaluation.evaluate(model, own, windows, mask, batch_size=EVALUATION_ROWS)
+        of_run = jax.tree.map(lambda x, r=r: x[r], params)
+        yield evaluation.evaluate(
+            model, of_run, windows, mask, batch_size=EVALUATION_ROWS
+        )
 
 
 def step_times(
@@ -132,27 +139,28 @@ def step_times(
     """Times forward and backward of one layer of each model, batch 1, in turns.
 
     Args:
-      config: its `timing` says at which lengths.
+      config: configuration of the study, whose `timing` lists the lengths.
       track: shows progress.
 
     Returns:
-      By model: of each length first quartile, median and third quartile, in ms.
+      For each model, and each length: first quartile, median and third quartile in
+      milliseconds.
     """
     timing = config.timing
-    found: dict[str, list[list[float]]] = {name: [] for name in settings.MODELS}
-    layers = {name: _layer(config.layer(name)) for name in found}
+    quartiles: dict[str, list[list[float]]] = {name: [] for name in settings.MODELS}
+    layers = {name: _layer(config.layer(name)) for name in settings.MODELS}
     for length in track(timing.lengths, "timing a step at T = {}"):
         runs = {name: step(length) for name, step in layers.items()}
         turns = stopwatch.turns(timing.rounds, seconds=timing.seconds)
         for name, seconds in stopwatch.interleaved(runs, turns).items():
-            found[name].append(stopwatch.quartiles(seconds))
-    return found
+            quartiles[name].append(stopwatch.quartiles(seconds))
+    return quartiles
 
 
 def _layer(
     config: model_config.CausalLMConfig,
 ) -> Callable[[int], Callable[[], Any]]:
-    """A layer: from a length to its step, compiled and ready to be timed."""
+    """Makes a layer, and returns what compiles its step for a length."""
     module = mixers.make(config, 0)
     init_rng, rng = jax.random.split(jax.random.key(0))
 

@@ -1,4 +1,4 @@
-"""What the study of gradients over distance is made with: `configs/reach.py`."""
+"""Configuration of the study of gradients over distance, filled by configs/reach.py."""
 
 import dataclasses
 from typing import Annotated
@@ -6,14 +6,14 @@ from typing import Annotated
 from models import config as model_config
 from train import config as config_lib
 
-# Names of the two models, and when their gradients are measured.
+# The two models, and the stages of training at which gradients are measured.
 MODELS = ("attention", "GRU")
 STAGES = ("before", "after")
 
 
 @dataclasses.dataclass(frozen=True)
 class TimingConfig:
-    """The time of a step of one layer, one row at a time."""
+    """Settings for timing a step of one layer with batch 1."""
 
     shortest: Annotated[int, "least length T; doubled up to the greatest"]
     longest: Annotated[int, "greatest length"]
@@ -22,14 +22,14 @@ class TimingConfig:
     seconds: Annotated[float, "after which a length ends, once measured three times"]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a value out of range."""
+        """Raises ValueError if a value is out of range."""
         model_config.at_least(self, 1, "shortest", "width", "rounds")
         model_config.at_least(self, self.shortest, "longest")
         model_config.at_least(self, 0, "seconds")
 
     @property
     def lengths(self) -> list[int]:
-        """Every T."""
+        """Every T that is timed."""
         doublings = (self.longest // self.shortest).bit_length()
         return [self.shortest * 2**i for i in range(doublings)]
 
@@ -51,7 +51,7 @@ class Config:
     timing: TimingConfig
 
     def __post_init__(self) -> None:
-        """Checks each value, then values against each other."""
+        """Raises ValueError for values out of range or that contradict each other."""
         model_config.at_least(self, 2, "runs")
         model_config.at_least(
             self, 1, "gru_mlp_width", "steps", "batch_size", "rows", "nearest"
@@ -71,12 +71,12 @@ class Config:
         self.layer("attention")
 
     def models(self) -> dict[str, model_config.CausalLMConfig]:
-        """Both models, by name."""
+        """Returns the configurations of both models by name."""
         gru = dataclasses.replace(
             self.model, mixers="gru", mlp_width=self.gru_mlp_width
         )
         return dict(zip(MODELS, (self.model, gru), strict=True))
 
     def layer(self, name: str) -> model_config.CausalLMConfig:
-        """The model whose layer is timed."""
+        """Returns the configuration of the model whose layer is timed."""
         return dataclasses.replace(self.models()[name], width=self.timing.width)

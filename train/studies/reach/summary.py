@@ -1,4 +1,4 @@
-"""What the study of gradients over distance found: numbers, assertions, words."""
+"""Results of the study of gradients over distance: numbers, assertions, text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,29 +11,28 @@ from train.report import markdown, stopwatch
 from train.studies import intervals
 from train.studies.reach import gradient_norms, runs, settings
 
-# What a line may leave, in nats, root mean square, and still describe the norms.
+# Largest root mean square residual, in nats, of a line that describes the norms.
 FITS = 1.0
-# Of each of six intervals, so that all hold together (Bonferroni): two differences of
-# slopes and four of what lines leave.
-LEVEL = 1 - (1 - intervals.LEVEL) / 6
-# Distances of the table; the greatest of the study is added.
+# Six intervals hold together: two differences of slopes and four of residuals.
+LEVEL = intervals.joint_level(6)
+# Distances in the table, to which the greatest of the study is added.
 DISTANCES = (1, 16, 64)
 
 
 def findings(
-    found: Mapping[str, runs.Found],
+    measured: Mapping[str, runs.Measurements],
     times: Mapping[str, Sequence[Sequence[float]]],
     config: settings.Config,
     *,
     unigram: float,
 ) -> dict[str, Any]:
-    """Everything that report.json says about gradients and times.
+    """Collects all that report.json says about gradients and times.
 
     Args:
-      found: by model.
-      times: of `runs.step_times`.
-      config: of the study.
-      unigram: loss of that baseline, nats per token.
+      measured: losses and gradient norms, by model.
+      times: quartiles of `runs.step_times`, by model and length.
+      config: configuration of the study.
+      unigram: loss of the unigram baseline, in nats per token.
 
     Returns:
       Numbers for JSON, the assertions as `checks`, and whether all hold as `passed`.
@@ -41,22 +40,23 @@ def findings(
     lines = {
         (name, stage): [
             gradient_norms.fitted(norms, nearest=config.nearest)
-            for norms in found[name].norms[stage]
+            for norms in measured[name].norms[stage]
         ]
-        for name in found
+        for name in measured
         for stage in settings.STAGES
     }
-    slopes = {key: [x.exponential.slope for x in own] for key, own in lines.items()}
+    slopes = {
+        key: np.array([run.exponential.slope for run in of_runs])
+        for key, of_runs in lines.items()
+    }
     attention, gru = settings.MODELS
     differences = {
         stage: intervals.of_difference(
-            np.array(slopes[gru, stage]),
-            np.array(slopes[attention, stage]),
-            level=LEVEL,
+            slopes[gru, stage], slopes[attention, stage], level=LEVEL
         )
         for stage in settings.STAGES
     }
-    losses = np.stack([x.losses for x in found.values()])
+    losses = np.stack([model.losses for model in measured.values()])
     checks = {
         f"every loss is finite and below {unigram:.2f}, the unigram baseline": (
             bool(np.all(losses < unigram))
@@ -73,14 +73,14 @@ def findings(
         "log_floor": gradient_norms.FLOOR,
         "models": {
             name: {
-                "parameters": own.parameters,
-                "validation_losses": own.losses.tolist(),
+                "parameters": model.parameters,
+                "validation_losses": model.losses.tolist(),
                 **{
-                    stage: _gradients(own.norms[stage], lines[name, stage])
+                    stage: _gradients(model.norms[stage], lines[name, stage])
                     for stage in settings.STAGES
                 },
             }
-            for name, own in found.items()
+            for name, model in measured.items()
         },
         "difference_of_slopes": {k: x._asdict() for k, x in differences.items()},
         "step_time": _times(times, config.timing),
@@ -90,16 +90,17 @@ def findings(
 def _gradients(
     norms: Float[np.ndarray, "R T"], lines: Sequence[gradient_norms.Lines]
 ) -> dict[str, Any]:
-    """Of one model at one stage: both lines, and norms at some distances."""
+    """Describes one model at one stage: both lines, and norms at some distances."""
     last = norms.shape[1] - 1
     fits: dict[str, dict[str, Any]] = {}
     for kind in gradient_norms.Lines._fields:
-        own = [getattr(x, kind) for x in lines]
+        of_runs = [getattr(run, kind) for run in lines]
+        slopes = [line.slope for line in of_runs]
         fits[kind] = {
-            "slopes": [x.slope for x in own],
-            "slope": intervals.of_mean(np.array([x.slope for x in own]))._asdict(),
-            "intercept": float(np.mean([x.intercept for x in own])),
-            "residuals": [x.residual for x in own],
+            "slopes": slopes,
+            "slope": intervals.of_mean(np.array(slopes))._asdict(),
+            "intercept": float(np.mean([line.intercept for line in of_runs])),
+            "residuals": [line.residual for line in of_runs],
         }
     return {
         **fits,
@@ -112,14 +113,14 @@ def _gradients(
 
 
 def half_life(fit: Mapping[str, Any]) -> dict[str, float] | None:
-    """Tokens after which a gradient is halved: mean, and ends of its interval.
+    """Computes the distance in tokens over which a gradient halves, log ½ / slope.
 
     Args:
-      fit: of the exponential: `slope`, an interval, and `residuals`.
+      fit: the exponential's `slope`, an interval, and `residuals`, one of each run.
 
     Returns:
-      An interval; None where the slope does not show that the gradient falls, or the
-      line does not describe it.
+      Mean and ends of the interval; None if the interval of the slope does not exclude
+      that the gradient stays, or if the line does not describe the gradient.
     """
     slope = fit["slope"]
     if slope["high"] >= 0 or np.mean(fit["residuals"]) > FITS:
@@ -131,19 +132,19 @@ def half_life(fit: Mapping[str, Any]) -> dict[str, float] | None:
 def _times(
     times: Mapping[str, Sequence[Sequence[float]]], timing: settings.TimingConfig
 ) -> dict[str, Any]:
-    medians = {name: [x[1] for x in own] for name, own in times.items()}
+    medians = {name: [x[1] for x in quartiles] for name, quartiles in times.items()}
     return {
         "width": timing.width,
         "lengths": timing.lengths,
-        "milliseconds": {name: list(map(list, own)) for name, own in times.items()},
+        "milliseconds": {name: list(map(list, x)) for name, x in times.items()},
         "exponents": {
-            name: stopwatch.growth(timing.lengths, own) for name, own in medians.items()
+            name: stopwatch.growth(timing.lengths, x) for name, x in medians.items()
         },
     }
 
 
 def words(report: Mapping[str, Any]) -> str:
-    """The report as a page of Markdown."""
+    """Writes the report as a page of Markdown."""
     first, last = report["distances"]
     times = report["step_time"]
     checks = [
@@ -172,8 +173,8 @@ def words(report: Mapping[str, Any]) -> str:
 
 
 def _sentences(report: Mapping[str, Any]) -> list[str]:
-    """What the gradients say."""
-    found = [
+    """Says what the gradients show."""
+    sentences = [
         f"{name}, {model['parameters']:,} parameters: "
         f"{_losses(model['validation_losses'])} after training."
         for name, model in report["models"].items()
@@ -182,19 +183,19 @@ def _sentences(report: Mapping[str, Any]) -> list[str]:
         report["models"][name]["validation_losses"] for name in settings.MODELS
     )
     if np.isfinite([attention, gru]).all():
-        found.append(
+        sentences.append(
             "The GRU's loss minus attention's is "
             f"{intervals.of_difference(np.array(gru), np.array(attention))} nats."
         )
     for stage, difference in report["difference_of_slopes"].items():
         when = f"{stage.capitalize()} training"
-        found.append(
+        sentences.append(
             f"{when} the GRU's slope minus attention's is "
             f"{intervals.Interval(**difference)} nats per token, run by run."
         )
         for name, model in report["models"].items():
-            found.append(f"{when}, {name}: {nearer(model[stage])}.")
-    return found
+            sentences.append(f"{when}, {name}: {nearer(model[stage])}.")
+    return sentences
 
 
 def _losses(losses: Sequence[float]) -> str:
@@ -204,17 +205,22 @@ def _losses(losses: Sequence[float]) -> str:
 
 
 def nearer(gradients: Mapping[str, Any]) -> str:
-    """Which line leaves less, as far as the runs tell."""
-    left = [np.array(gradients[k]["residuals"]) for k in ("exponential", "power")]
-    difference = intervals.of_difference(*left, level=LEVEL)
+    """Says which line fits better, if the interval of the difference excludes 0.
+
+    Args:
+      gradients: `residuals` of the fits 'exponential' and 'power', one of each run.
+    """
+    residuals = [np.array(gradients[k]["residuals"]) for k in ("exponential", "power")]
+    difference = intervals.of_difference(*residuals, level=LEVEL)
     words = "the two lines are not told apart"
-    if min(x.mean() for x in left) > FITS:
+    if min(x.mean() for x in residuals) > FITS:
         words = "neither line describes it"
     elif difference.high < 0:
         words = "an exponential fits better than a power law"
     elif difference.low > 0:
         words = "a power law fits better than an exponential"
-    return f"{words} (they leave {left[0].mean():.2f} and {left[1].mean():.2f})"
+    exponential, power = (x.mean() for x in residuals)
+    return f"{words} (they leave {exponential:.2f} and {power:.2f})"
 
 
 def _gradient_table(
@@ -223,15 +229,15 @@ def _gradient_table(
     rows = []
     for name, model in models.items():
         for stage in settings.STAGES:
-            own = model[stage]
-            life = own["half_life"]
+            fits = model[stage]
+            life = fits["half_life"]
             cells = [f"{name}, {stage}"]
             for kind in ("exponential", "power"):
-                slope = intervals.Interval(**own[kind]["slope"])
-                cells += [str(slope), f"{np.mean(own[kind]['residuals']):.2f}"]
+                slope = intervals.Interval(**fits[kind]["slope"])
+                cells += [str(slope), f"{np.mean(fits[kind]['residuals']):.2f}"]
             lived = "none shown" if life is None else str(intervals.Interval(**life))
             cells.insert(2, lived)
-            rows.append(cells + [f"{x:.2g}" for x in own["norms"].values()])
+            rows.append(cells + [f"{x:.2g}" for x in fits["norms"].values()])
     distances = next(iter(models.values()))["before"]["norms"]
     headings = ["", "slope by k", "half-life, tokens", "left", "slope by log k", "left"]
     return headings + [f"g({k})" for k in distances], rows
@@ -239,10 +245,10 @@ def _gradient_table(
 
 def _time_table(times: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
-    for name, own in times["milliseconds"].items():
+    for name, quartiles in times["milliseconds"].items():
         exponent = times["exponents"][name]
-        grown = "" if exponent is None else f"{exponent:.2f}"
-        rows.append([name, *(f"{x[1]:.3g}" for x in own), grown])
+        growth = "" if exponent is None else f"{exponent:.2f}"
+        rows.append([name, *(f"{x[1]:.3g}" for x in quartiles), growth])
     headings = ["", *(f"T = {n}" for n in times["lengths"]), "time ~ T^"]
     return headings, rows
 

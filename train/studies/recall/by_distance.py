@@ -1,4 +1,4 @@
-"""How far behind its pair a question of recall stands, and what is answered there.
+"""Right answers of the task recall, by the distance from a pair to its question.
 
     … k v … k ?        distance: tokens from v to the second k
 
@@ -10,9 +10,10 @@ from jaxtyping import Bool, Int
 
 
 def distances(inputs: Int[np.ndarray, "B T"]) -> Int[np.ndarray, "B T"]:
-    """How far each token stands behind the one that followed its first occurrence.
+    """Computes the distance of each token from the one after its first occurrence.
 
-    In a row of recall, at a question: tokens from the pair's value to the question.
+    In a row of recall, that of a question is the number of tokens from the pair's value
+    to the question.
     """
     inputs = np.asarray(inputs)
     first = (inputs[:, :, None] == inputs[:, None, :]).argmax(axis=2)
@@ -24,12 +25,21 @@ def tally(
     inputs: Int[np.ndarray, "B T"],
     mask: Bool[np.ndarray, "B T"],
 ) -> Int[np.ndarray, "2 T"]:
-    """Right answers, and questions, at each distance 0 … T - 1 in rows of recall."""
+    """Counts right answers and questions at each distance 0 … T - 1.
+
+    Args:
+      right: True where the answer is right.
+      inputs: rows of recall.
+      mask: True at the questions.
+
+    Returns:
+      Numbers of right answers, then numbers of questions.
+    """
     length = inputs.shape[1]
-    places = distances(inputs)
+    distance = distances(inputs)
     return np.stack(
         [
-            np.bincount(places[mask & right], minlength=length),
-            np.bincount(places[mask], minlength=length),
+            np.bincount(distance[mask & right], minlength=length),
+            np.bincount(distance[mask], minlength=length),
         ]
     )

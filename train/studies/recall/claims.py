@@ -1,8 +1,8 @@
-"""What a study may say: means with intervals, differences that exclude 0, assertions.
+"""Claims of the study: means with intervals, differences that exclude 0, assertions.
 
-Differences are paired by seed. Each interval is wide enough for all of them to hold
-together at the usual level (Bonferroni): with m of them, each at 1 - (1 - level) / m.
-Accuracies lie in [0, 1] and runs are few: intervals of Student are approximations.
+Differences are paired by seed. Intervals are wide enough for all of them to hold
+together at the usual level (`intervals.joint_level`). Accuracies lie in [0, 1] and runs
+are few, so Student's intervals are approximations.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 from train.studies import intervals
 from train.studies.recall import config, table
 
-# By how much the accuracy of a guess may exceed chance.
+# Largest excess over chance of an accuracy that counts as guessing.
 MARGIN = 0.01
 
 Verdict = Literal["above", "below", "not told apart"]
@@ -23,16 +23,16 @@ Verdict = Literal["above", "below", "not told apart"]
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The report of one mixer of one width.
+    """The reported runs of one mixer of one width.
 
     Attributes:
-      mixer: as in `table.Row`.
-      width: as in `table.Row`.
-      parameters: as in `table.Row`.
-      state: as in `table.Row`.
-      rate: as in `table.Row`.
-      steps: of each run, by seed.
-      accuracies: of each run on the test split, by seed.
+      mixer: name of the mixer of every layer.
+      width: E.
+      parameters: number of parameters of the model.
+      state: numbers that its layers carry from token to token at the end of a row.
+      rate: learning rate after the warm-up.
+      steps: training steps of each run, by seed.
+      accuracies: accuracy of each run on the test split, by seed.
     """
 
     mixer: str
@@ -45,18 +45,18 @@ class Point:
 
     @property
     def interval(self) -> intervals.Interval:
-        """Of the mean accuracy, in [0, 1]."""
-        found = intervals.of_mean(np.array(self.accuracies))
-        return intervals.Interval(*np.clip(found, 0, 1).tolist())
+        """The interval of the mean accuracy, cut to [0, 1]."""
+        ends = intervals.of_mean(np.array(self.accuracies))
+        return intervals.Interval(*np.clip(ends, 0, 1).tolist())
 
     def report(self) -> dict[str, Any]:
-        """As in report.json."""
+        """Returns the entry of report.json."""
         return dataclasses.asdict(self) | {"interval": self.interval._asdict()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One against another: the interval of the mean difference of their accuracies."""
+    """Two points, and the interval of the mean difference of their accuracies."""
 
     one: Point
     other: Point
@@ -64,13 +64,13 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Where `one` stands; only an interval without 0 tells."""
+        """Where `one` is, if the interval of the difference excludes 0."""
         if self.interval.low > 0:
             return "above"
         return "below" if self.interval.high < 0 else "not told apart"
 
     def report(self) -> dict[str, Any]:
-        """As in report.json."""
+        """Returns the entry of report.json."""
         return {
             "one": [self.one.mixer, self.one.width],
             "other": [self.other.mixer, self.other.width],
@@ -81,7 +81,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """Accuracy of a model of windows: within the windows, and beyond its reach."""
+    """Accuracy of a model with windows: within the windows, and beyond its reach."""
 
     width: int
     within: intervals.Interval
@@ -89,7 +89,7 @@ class Reach:
     difference: intervals.Interval
 
     def report(self) -> dict[str, Any]:
-        """As in report.json."""
+        """Returns the entry of report.json."""
         return {
             "width": self.width,
             "within": self.within._asdict(),
@@ -100,58 +100,58 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """An assertion of the study."""
+    """An assertion of the study, and whether it holds."""
 
     words: str
     passed: bool
 
 
 def points(rows: Sequence[table.Row]) -> list[Point]:
-    """The runs of the report, joined by mixer and width, in their order."""
+    """Groups the reported runs by mixer and width, in the order of the rows."""
     groups: dict[tuple[str, int], list[table.Row]] = {}
     for row in rows:
         if row.split == "test":
             groups.setdefault((row.mixer, row.width), []).append(row)
-    found = []
-    for (mixer, width), own in groups.items():
-        own = sorted(own, key=lambda row: row.seed)
-        found.append(
+    reported = []
+    for (mixer, width), group in groups.items():
+        runs = sorted(group, key=lambda row: row.seed)
+        reported.append(
             Point(
                 mixer,
                 width,
-                own[0].parameters,
-                own[0].state,
-                own[0].rate,
-                tuple(row.steps for row in own),
-                tuple(row.accuracy for row in own),
+                runs[0].parameters,
+                runs[0].state,
+                runs[0].rate,
+                tuple(row.steps for row in runs),
+                tuple(row.accuracy for row in runs),
             )
         )
-    return found
+    return reported
 
 
-def ranked(found: Sequence[Point], width: int) -> list[Point]:
-    """The points of a width, the highest mean first."""
-    own = [point for point in found if point.width == width]
-    return sorted(own, key=lambda point: -point.interval.mean)
+def ranked(points: Sequence[Point], width: int) -> list[Point]:
+    """Sorts the points of a width, the highest mean first."""
+    of_width = [point for point in points if point.width == width]
+    return sorted(of_width, key=lambda point: -point.interval.mean)
 
 
-def compare(found: Sequence[Point], *, goal: float) -> list[Comparison]:
-    """The mixer that is named first against each other one; then each one's widths.
+def compare(points: Sequence[Point], *, goal: float) -> list[Comparison]:
+    """Compares the first mixer with each other one, and each one's successive widths.
 
-    Not all pairs: the more intervals have to hold together, the wider each of them is.
+    These are not all pairs: the more intervals hold together, the wider each one is.
 
     Args:
-      found: what was reported.
-      goal: accuracy at which runs end.
+      points: the reported runs.
+      goal: accuracy at which a run stops, and from which on differences do not count.
     """
     pairs: list[tuple[Point, Point]] = []
-    for width in dict.fromkeys(point.width for point in found):
-        first, *others = (point for point in found if point.width == width)
-        pairs += [(first, other) for other in others]
-    for mixer in dict.fromkeys(point.mixer for point in found):
-        own = sorted((x for x in found if x.mixer == mixer), key=lambda x: -x.width)
-        pairs += itertools.pairwise(own)
-    level = 1 - (1 - intervals.LEVEL) / max(len(pairs), 1)
+    for width in dict.fromkeys(point.width for point in points):
+        first, *rest = (point for point in points if point.width == width)
+        pairs += [(first, other) for other in rest]
+    for mixer in dict.fromkeys(point.mixer for point in points):
+        widths = (point for point in points if point.mixer == mixer)
+        pairs += itertools.pairwise(sorted(widths, key=lambda x: -x.width))
+    level = intervals.joint_level(max(len(pairs), 1))
     return [
         Comparison(one, other, _difference(one, other, level, goal))
         for one, other in pairs
@@ -161,28 +161,32 @@ def compare(found: Sequence[Point], *, goal: float) -> list[Comparison]:
 def reaches(
     settings: config.StudyConfig, rows: Sequence[table.DistanceRow]
 ) -> list[Reach]:
-    """How windows recall, by width; [] where nothing is asked within, or beyond.
+    """Measures how models with windows recall, within the windows and beyond reach.
 
-    In between stands what the convolutions add, which a model may use or not.
+    Distances in between, which only the convolutions add, are left out: a model may use
+    them or not.
 
     Args:
-      settings: of the study.
-      rows: of its recall by distance.
+      settings: configuration of the study.
+      rows: answers by run and distance.
+
+    Returns:
+      One entry for each width with questions both within and beyond.
     """
-    found = []
+    measured = []
     widths = sorted({row.width for row in rows if row.mixer == "window"})
     # Two assertions for each width.
-    level = 1 - (1 - intervals.LEVEL) / max(2 * len(widths), 1)
+    level = intervals.joint_level(max(2 * len(widths), 1))
     for width in widths:
-        own = [row for row in rows if (row.mixer, row.width) == ("window", width)]
+        answers = [row for row in rows if (row.mixer, row.width) == ("window", width)]
         parts = [
-            [row for row in own if row.distance <= settings.model.window_reach],
-            [row for row in own if row.distance > settings.model.reach],
+            [row for row in answers if row.distance <= settings.model.window_reach],
+            [row for row in answers if row.distance > settings.model.reach],
         ]
         if not all(parts):
             continue
         within, beyond = map(_shares, parts)
-        found.append(
+        measured.append(
             Reach(
                 width,
                 intervals.of_mean(within, level=level),
@@ -190,32 +194,37 @@ def reaches(
                 intervals.of_difference(within, beyond, level=level),
             )
         )
-    return found
+    return measured
 
 
 def checks(
     settings: config.StudyConfig,
-    found: Sequence[Point],
-    reached: Sequence[Reach],
+    points: Sequence[Point],
+    windows: Sequence[Reach],
 ) -> list[Check]:
-    """The study's own assertions, of recall; the other tasks make none.
+    """Judges the assertions of the study, of which only the task recall has any.
 
-    What must have been learned is asserted of the largest width only: a smaller one may
-    need more steps.
+    That a model learns is asserted of the largest width alone: a smaller one may need
+    more steps.
+
+    Args:
+      settings: configuration of the study.
+      points: the reported runs.
+      windows: recall of the models with windows.
     """
     if settings.task != "recall":
         return []
     goal, chance = settings.runs.goal, 1 / settings.recall.num_values
-    made = [
+    assertions = [
         Check(
             f"softmax of width {point.width} reaches {goal}: {point.interval}",
             point.interval.mean >= goal,
         )
-        for point in found
+        for point in points
         if point.mixer == "softmax" and point.width == settings.sizes[-1]
     ]
-    for reach in reached:
-        made.append(
+    for reach in windows:
+        assertions.append(
             Check(
                 f"windows of width {reach.width} guess beyond their reach: "
                 f"{reach.beyond}, chance is {chance:.3g}, at most {MARGIN} more",
@@ -224,25 +233,25 @@ def checks(
         )
         if reach.width == settings.sizes[-1]:
             words = f"windows of width {reach.width} recall more within"
-            made.append(
+            assertions.append(
                 Check(
                     f"{words}: {reach.within}, the difference is {reach.difference}",
                     reach.difference.low > 0,
                 )
             )
-    return made
+    return assertions
 
 
 def _difference(
     one: Point, other: Point, level: float, goal: float
 ) -> intervals.Interval:
-    # Runs end at the goal: what they are beyond it is chance.
+    # A run stops at the goal, so how far it lies beyond it is chance.
     accuracies = (np.minimum(point.accuracies, goal) for point in (one, other))
     return intervals.of_difference(*accuracies, level=level)
 
 
 def _shares(rows: Sequence[table.DistanceRow]) -> np.ndarray:
-    """Of all questions of each run, the share that is answered rightly."""
+    """Computes the share of right answers of each run, over all its questions."""
     right: dict[int, int] = {}
     asked: dict[int, int] = {}
     for row in rows:

@@ -1,6 +1,6 @@
-"""The lines of a study: one for each run, and one for each run and distance.
+"""The CSV files of a study: a line for each run, and one for each run and distance.
 
-Numbers are written with all their digits, so what is read back is what was written.
+Numbers are written with all their digits, so that reading them back changes none.
 """
 
 import csv
@@ -23,16 +23,16 @@ class Row:
     """One run: a line of results.csv.
 
     Attributes:
-      task: that was learned.
-      mixer: of every layer.
+      task: name of the task.
+      mixer: name of the mixer of every layer.
       width: E.
-      parameters: of the model.
+      parameters: number of parameters of the model.
       state: numbers that its layers carry from token to token at the end of a row.
-      split: on which it was judged: 'validation' in the sweep, 'test' in the report.
+      split: split of the accuracy: 'validation' in the sweep, 'test' in the report.
       rate: learning rate after the warm-up.
-      seed: of parameters and batches.
-      steps: it took to the goal, or all of them.
-      accuracy: on the split.
+      seed: seed of parameters and batches.
+      steps: training steps until the goal was reached, or all of them.
+      accuracy: share of right answers on the split.
     """
 
     task: str
@@ -52,12 +52,12 @@ class DistanceRow:
     """Answers of one run of the report at one distance: a line of distance.csv.
 
     Attributes:
-      mixer: as in `Row`.
-      width: as in `Row`.
-      seed: as in `Row`.
+      mixer: name of the mixer of every layer.
+      width: E.
+      seed: seed of parameters and batches.
       distance: tokens from the value of a pair to the question for it.
-      right: right answers there.
-      count: questions there.
+      right: number of right answers at that distance.
+      count: number of questions at that distance.
     """
 
     mixer: str
@@ -69,7 +69,13 @@ class DistanceRow:
 
 
 def write(path: pathlib.Path, rows: Sequence[Any], cls: type) -> None:
-    """Writes rows of a dataclass as CSV, with its fields as the header."""
+    """Writes instances of a dataclass as CSV, with its fields as the header.
+
+    Args:
+      path: the file, which is replaced.
+      rows: instances of `cls`.
+      cls: the dataclass.
+    """
     text = io.StringIO()
     names = [field.name for field in dataclasses.fields(cls)]
     lines = csv.DictWriter(text, names, lineterminator="\n")
@@ -79,15 +85,22 @@ def write(path: pathlib.Path, rows: Sequence[Any], cls: type) -> None:
 
 
 def read(path: pathlib.Path, cls: type[T]) -> list[T]:
-    """Reads what `write` wrote; no file: no rows.
+    """Reads a file that `write` has written.
+
+    Args:
+      path: the file.
+      cls: dataclass of its rows.
+
+    Returns:
+      The rows; none if there is no such file.
 
     Raises:
-      ValueError: other columns, or a value of another type.
+      ValueError: the columns differ from the fields, or a value has another type.
     """
     if not path.exists():
         return []
     kinds = typing.get_type_hints(cls)
-    found = []
+    rows = []
     for line in csv.DictReader(io.StringIO(path.read_text())):
         if list(line) != list(kinds):
             raise ValueError(f"{path} is damaged: its columns are {list(line)}")
@@ -95,5 +108,5 @@ def read(path: pathlib.Path, cls: type[T]) -> list[T]:
             values = {name: kind(line[name]) for name, kind in kinds.items()}
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
-        found.append(cls(**values))
-    return found
+        rows.append(cls(**values))
+    return rows
