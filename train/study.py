@@ -36,15 +36,15 @@ _ROW, _DISTANCE = table.Row, table.DistanceRow
 
 
 def prepare(settings: config.StudyConfig, path: pathlib.Path) -> None:
-    """Makes the folder the study's own, or checks that it already is.
+    """Claims the folder for this study, or checks that it belongs to it already.
 
     Args:
-      settings: of the study.
-      path: the workdir, made if it is missing.
+      settings: configuration of the study.
+      path: the workdir, which is made if it is missing.
 
     Raises:
       ValueError: the folder cannot be written, its files are damaged, or it holds
-        another study. Nothing was written then.
+        another study. In that case nothing is written.
     """
     results = path / table.RESULTS
     if results.exists() and not (path / workdir.CONFIG).exists():
@@ -58,14 +58,14 @@ def prepare(settings: config.StudyConfig, path: pathlib.Path) -> None:
 
 
 def study(settings: config.StudyConfig, path: pathlib.Path) -> bool:
-    """Runs what is missing of a study, and reports all of it.
+    """Runs the missing mixers and widths of a study, and reports all of them.
 
     Args:
-      settings: of the study.
-      path: a workdir that `prepare` has taken.
+      settings: configuration of the study.
+      path: a workdir that `prepare` has claimed.
 
     Returns:
-      Whether what the study asserts holds.
+      Whether all assertions of the study hold.
     """
     began = time.perf_counter()
     rows = table.read(path / table.RESULTS, _ROW)
@@ -73,24 +73,24 @@ def study(settings: config.StudyConfig, path: pathlib.Path) -> bool:
     distances = table.read(path / table.DISTANCE, _DISTANCE)
     if settings.task == "recall":
         done &= {(row.mixer, row.width) for row in distances}
-    # Of two files, an interrupted run may have left a pair in one.
+    # An interrupted run may have written a pair to one of the two files only.
     rows = [row for row in rows if (row.mixer, row.width) in done]
     distances = [row for row in distances if (row.mixer, row.width) in done]
     missing = [pair for pair in settings.combinations if pair not in done]
     with progress.progress(settings, missing) as (announce, finish):
         for mixer, width in missing:
-            own, by_distance = runs.run(
+            new_rows, by_distance = runs.run(
                 settings, mixer, width, announce=announce(mixer, width)
             )
-            rows += own
+            rows += new_rows
             distances += by_distance
             if distances:
                 table.write(path / table.DISTANCE, distances, _DISTANCE)
             table.write(path / table.RESULTS, rows, _ROW)
-            (point,) = claims.points(own)
+            (point,) = claims.points(new_rows)
             finish(point)
     seconds = None
-    if len(missing) == len(settings.combinations):  # else it was begun earlier
+    if len(missing) == len(settings.combinations):  # not resumed
         seconds = time.perf_counter() - began
     return _report(settings, path, rows, distances, seconds)
 
@@ -102,7 +102,7 @@ def _report(
     distances: list[table.DistanceRow],
     seconds: float | None,
 ) -> bool:
-    """Writes, draws and prints what was found; returns whether all assertions hold."""
+    """Writes, draws and prints the results; returns whether all assertions hold."""
     points = claims.points(rows)
     comparisons = claims.compare(points, goal=settings.runs.goal)
     reaches = claims.reaches(settings, distances)
@@ -110,11 +110,11 @@ def _report(
     words = summary.summary(settings, points, comparisons, reaches, checks)
     workdir.write(path / SUMMARY, words)
     report = {
-        # None: nothing was asserted.
+        # None where the study asserts nothing.
         "passed": all(check.passed for check in checks) if checks else None,
         "checks": [check.__dict__ for check in checks],
         "points": [point.report() for point in points],
-        "comparisons": [found.report() for found in comparisons],
+        "comparisons": [pair.report() for pair in comparisons],
         "reaches": [reach.report() for reach in reaches],
         "seconds": seconds,
         "machine": machine.describe(),

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from configs import reach as study_config
+import configs.reach
 from train import cli, config, reach
 from train.studies import intervals
-from train.studies.reach import runs, summary
-from train.studies.reach import settings as reach_config
+from train.studies.reach import runs, settings, summary
 from train.text import data
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -42,8 +41,8 @@ SMALL = {
 
 
 @functools.cache
-def settings():
-    return config.from_config_dict(study_config.get_config(), reach_config.Config)
+def study_config():
+    return config.from_config_dict(configs.reach.get_config(), settings.Config)
 
 
 def test_a_half_life_needs_a_fall():
@@ -75,19 +74,17 @@ def test_a_line_is_nearer_only_if_the_runs_tell(exponential, power, words):
     assert words in summary.nearer(gradients)
 
 
-def found_by_hand(attention_slopes, gru_slopes, losses):
+def measurements_by_hand(attention_slopes, gru_slopes, losses):
     """Exact exponentials, before and after, over 9 distances."""
     k = np.arange(9.0)
     return {
         name: runs.Measurements(
             parameters=5,
             losses=np.array(losses),
-            norms={
-                stage: np.array(slopes)[:, None] * k for stage in reach_config.STAGES
-            },
+            norms={stage: np.array(slopes)[:, None] * k for stage in settings.STAGES},
         )
         for name, slopes in zip(
-            reach_config.MODELS, (attention_slopes, gru_slopes), strict=True
+            settings.MODELS, (attention_slopes, gru_slopes), strict=True
         )
     }
 
@@ -103,17 +100,17 @@ def found_by_hand(attention_slopes, gru_slopes, losses):
 )
 def test_assertions_are_of_intervals(gru, losses, held):
     small = dataclasses.replace(
-        settings(), model=dataclasses.replace(settings().model, context=9)
+        study_config(), model=dataclasses.replace(study_config().model, context=9)
     )
     times = {
         name: [[0.0, 2.0 ** (n * i), 1e9] for i in range(7)]
-        for n, name in enumerate(reach_config.MODELS, 1)
+        for n, name in enumerate(settings.MODELS, 1)
     }
-    found = found_by_hand([-0.01, -0.03], gru, losses)
-    report = summary.findings(found, times, small, unigram=3.0)
+    measured = measurements_by_hand([-0.01, -0.03], gru, losses)
+    report = summary.findings(measured, times, small, unigram=3.0)
     assert list(report["checks"].values()) == held
     assert report["passed"] == all(held)
-    # Words for whatever was found, a loss that is not finite included.
+    # There are words for every result, a loss that is not finite included.
     assert summary.words(report).count("Does NOT hold") == held.count(False)
     difference = intervals.of_difference(
         np.array(gru), np.array([-0.01, -0.03]), level=1 - 0.05 / 6
@@ -156,7 +153,7 @@ def test_the_program_leaves_numbers_words_and_pictures(
     report = json.loads((path / "report.json").read_text())
     assert status == (0 if report["passed"] else 1)
     assert report["distances"] == [1, 7]
-    for name in reach_config.MODELS:
+    for name in settings.MODELS:
         model = report["models"][name]
         assert len(model["validation_losses"]) == 2
         assert list(model["before"]["norms"]) == ["1", "7"]

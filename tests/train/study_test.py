@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from configs import recall
-from train import cli, config, study
-from train.studies.recall import claims, runs, table
-from train.studies.recall import config as study_config
+from train import cli, study
+from train import config as config_lib
+from train.studies.recall import claims, config, runs, table
 
 ROOT = pathlib.Path(__file__).parents[2]
 # One layer, of a window of 2 behind a convolution of width 2, sees 2 tokens back.
@@ -39,13 +39,13 @@ def settings(**changes):
     values = recall.get_config()
     with values.ignore_type():
         values.update_from_flattened_dict(FLAGS | changes)
-    return config.from_config_dict(values, study_config.StudyConfig)
+    return config_lib.from_config_dict(values, config.StudyConfig)
 
 
 def run(path, monkeypatch, **changes):
     """The program's exit status."""
-    given = FLAGS | changes
-    arguments = [f"--config.{name}={value}" for name, value in given.items()]
+    fields = (FLAGS | changes).items()
+    arguments = [f"--config.{name}={value}" for name, value in fields]
     config_file = f"--config={ROOT / 'configs' / 'recall.py'}"
     monkeypatch.setattr(
         sys, "argv", ["study", config_file, f"--workdir={path}", *arguments]
@@ -113,12 +113,12 @@ def test_the_exit_status_is_that_of_the_assertions(
 
 def test_distances_add_up_to_the_accuracy(workdir):
     path, _ = workdir
-    found = lines(path / "distance.csv")
+    answers = lines(path / "distance.csv")
     for row in lines(path / "results.csv"):
         if row["split"] == "test":
             own = [
                 line
-                for line in found
+                for line in answers
                 if (line["mixer"], line["seed"]) == (row["mixer"], row["seed"])
             ]
             right = sum(int(line["right"]) for line in own)
@@ -187,29 +187,29 @@ def test_refuses_damaged_results(workdir, monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("task", ["induction", "copy", "brackets"])
 def test_the_other_tasks_have_a_config(task):
-    found = config.from_config_dict(recall.get_config(task), study_config.StudyConfig)
-    assert found.rows_of is getattr(found, task)
-    assert found.rows_of.length < 64
+    defaults = config_lib.from_config_dict(recall.get_config(task), config.StudyConfig)
+    assert defaults.rows_of is getattr(defaults, task)
+    assert defaults.rows_of.length < 64
 
 
 def test_the_default_study_is_whole():
     """Every mixer, two sizes, seeds enough, and windows that cannot see all."""
-    found = config.from_config_dict(recall.get_config(), study_config.StudyConfig)
-    assert len(found.names) == 12 and len(found.sizes) == 2
-    assert found.runs.count >= 5 and found.runs.goal == 0.99
-    assert found.model.convolution == 4 and found.recall.num_pairs == 8
-    model = found.model
+    defaults = config_lib.from_config_dict(recall.get_config(), config.StudyConfig)
+    assert len(defaults.names) == 12 and len(defaults.sizes) == 2
+    assert defaults.runs.count >= 5 and defaults.runs.goal == 0.99
+    assert defaults.model.convolution == 4 and defaults.recall.num_pairs == 8
+    model = defaults.model
     assert model.reach == model.num_layers * (model.window + 2)
-    assert model.reach < 2 * found.recall.num_slots
+    assert model.reach < 2 * defaults.recall.num_slots
 
 
 def test_states_count_the_convolutions():
     """Keys and values of one earlier token, and one token of the convolution."""
-    found = settings()
-    shape = found.model.of("window", 8, found.recall.length)
-    assert runs.carried(shape, found.recall.length) == 2 * 8 + 8
-    shape = found.model.of("zero", 8, found.recall.length)
-    assert runs.carried(shape, found.recall.length) == 0
+    defaults = settings()
+    shape = defaults.model.of("window", 8, defaults.recall.length)
+    assert runs.carried(shape, defaults.recall.length) == 2 * 8 + 8
+    shape = defaults.model.of("zero", 8, defaults.recall.length)
+    assert runs.carried(shape, defaults.recall.length) == 0
 
 
 def test_seeds_of_the_sweep_are_not_reported():

@@ -1,8 +1,8 @@
-"""What makes a study of mixers on a task, as frozen dataclasses.
+"""Configuration of the study of mixers on a task, as frozen dataclasses.
 
-Mixers and widths are swept; all else of the model is shared. A sweep is seeds x
-learning rates: so many runs stand side by side in one program, and as many fresh seeds
-are reported at the rate that was chosen.
+Mixers and widths vary; the rest of the model is shared. The sweep trains seeds x
+learning rates side by side in one program, and the report as many fresh seeds at the
+rate that was chosen.
 """
 
 import dataclasses
@@ -55,18 +55,18 @@ class ModelConfig:
 
     @property
     def window_reach(self) -> int:
-        """How far back windows see through all layers, but for the convolutions."""
+        """Distance over which the windows of all layers see, without convolutions."""
         return self.num_layers * (self.window - 1)
 
     @property
     def reach(self) -> int:
-        """How far back a model of windows sees: the convolutions included."""
+        """Distance over which a model of windows sees, with its convolutions."""
         return self.window_reach + self.num_layers * max(self.convolution - 1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunsConfig:
-    """How long, and how many runs side by side."""
+    """Length of a run, number of runs, and how they are judged."""
 
     factors: Annotated[str, "learning rates swept, in peak_lr, with commas between"]
     seeds: Annotated[int, "of each rate; factors x seeds are reported at the best one"]
@@ -78,7 +78,7 @@ class RunsConfig:
     test_batches: Annotated[int, "times as many rows judge the test split"]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a value out of range."""
+        """Raises ValueError if a value is out of range."""
         model_config.at_least(
             self, 1, "seeds", "steps", "every", "batch_size", "rows", "test_batches"
         )
@@ -93,12 +93,12 @@ class RunsConfig:
 
     @property
     def swept(self) -> tuple[float, ...]:
-        """The factors; raises ValueError for one that is no number."""
+        """The factors; raises ValueError if one is not a number."""
         return _numbers("factors", self.factors, float)
 
     @property
     def count(self) -> int:
-        """R, runs side by side."""
+        """R, the number of runs side by side."""
         return len(self.swept) * self.seeds
 
 
@@ -119,7 +119,7 @@ class StudyConfig:
     runs: RunsConfig
 
     def __post_init__(self) -> None:
-        """Raises ValueError for values out of range, or a model that cannot be."""
+        """Raises ValueError for values out of range, or for an impossible model."""
         model_config.one_of(self, "task", tasks.TASKS)
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be in [0, 2**31), got {self.seed}")
@@ -133,27 +133,27 @@ class StudyConfig:
     @property
     def rows_of(self) -> tasks.Task:
         """The task that is studied."""
-        found: tasks.Task = getattr(self, self.task)
-        return found
+        task: tasks.Task = getattr(self, self.task)
+        return task
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The mixers."""
+        """The names of the mixers."""
         return tuple(self.mixers.split(","))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The widths; raises ValueError for one that is no whole number."""
+        """The widths; raises ValueError if one is not an integer."""
         return _numbers("widths", self.widths, int)
 
     @property
     def combinations(self) -> tuple[tuple[str, int], ...]:
-        """Mixers and widths, in the order in which they are studied."""
+        """Pairs of mixer and width, in the order in which they are studied."""
         return tuple((name, width) for width in self.sizes for name in self.names)
 
 
 def _numbers(name: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Numbers with commas between; raises ValueError, naming the field, if not."""
+    """Parses numbers with commas between; raises ValueError, naming the field."""
     try:
         return tuple(map(kind, text.split(",")))
     except ValueError:

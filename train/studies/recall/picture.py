@@ -1,4 +1,4 @@
-"""Accuracy against state, and recall against distance, each with its interval."""
+"""Pictures of the study: accuracy against state, and recall against distance."""
 
 import pathlib
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from train.report import figures
 from train.studies import intervals
 from train.studies.recall import claims, config, table
 
-# By what is carried: keys and values, sums of them, a vector.
+# Families differ in what they carry: keys and values, sums of them, or a vector.
 _FAMILIES = {
     "softmax attention": (figures.BLUE, ("softmax", "window", "longformer", "bigbird")),
     "linear attention": (figures.ORANGE, ("linear", "performer", "retention", "rwkv6")),
     "recurrence of vectors": (figures.VERMILLION, ("rwkv", "mamba", "gru")),
 }
 _COLORS = {mixer: color for color, mixers in _FAMILIES.values() for mixer in mixers}
-# Points to the right and upwards, in the order in which places for a label are tried.
-_PLACES = [
+# Offsets of a label from its point (right, up), in the order in which they are tried.
+_OFFSETS = [
     (x, y)
     for y in (0, 9, -9, 18, -18, 27, -27, 36, -36, 45, -45, 54, 63, 72, 81)
     for x in (7, -7)
@@ -34,23 +34,26 @@ def accuracy(
     """Draws the accuracy of each mixer and width against the numbers it carries.
 
     Args:
-      folder: where the files go; made if missing.
-      settings: of the study.
-      points: of `claims.points`.
+      folder: folder for accuracy.png and .npz, which is made if missing.
+      settings: configuration of the study.
+      points: the reported runs.
+
+    Returns:
+      Path of the picture.
     """
     picture = figure.Figure(figsize=(8.4, 5.4), layout="constrained")
     plot = picture.add_subplot()
     plot.set_xscale("log")
     carrying = [point for point in points if point.state]
     states = [point.state for point in carrying] or [1]
-    # Room for the last label; a single point has no range of its own.
+    # This leaves space for the last label, and gives a single point a range.
     plot.set_xlim(min(states) / 1.5, max(states) * 2)
     for mixer in dict.fromkeys(point.mixer for point in carrying):
-        own = [point for point in carrying if point.mixer == mixer]
+        of_mixer = [point for point in carrying if point.mixer == mixer]
         color = _COLORS.get(mixer, figures.GREY)
-        line = np.array([(point.state, point.interval.mean) for point in own])
+        line = np.array([(point.state, point.interval.mean) for point in of_mixer])
         plot.plot(*line.T, color=color, linewidth=0.8, alpha=0.5)
-        for point in own:
+        for point in of_mixer:
             last = point.width == settings.sizes[-1]
             plot.errorbar(
                 [point.state],
@@ -102,12 +105,15 @@ def distance(
     settings: config.StudyConfig,
     rows: Sequence[table.DistanceRow],
 ) -> pathlib.Path:
-    """Draws the recall of windows against distance, and of softmax beside it.
+    """Draws the recall of windows and, for comparison, softmax against distance.
 
     Args:
-      folder: where the files go; made if missing.
-      settings: of the study.
-      rows: of recall, by run and distance.
+      folder: folder for distance.png and .npz, which is made if missing.
+      settings: configuration of the study.
+      rows: answers by run and distance.
+
+    Returns:
+      Path of the picture.
     """
     picture = figure.Figure(figsize=(7.2, 4.2), layout="constrained")
     plot = picture.add_subplot()
@@ -132,15 +138,15 @@ def distance(
         ("window", settings.sizes[-1]): (figures.BLUE, "-"),
     }
     for (mixer, width), (color, style) in styles.items():
-        own = [row for row in rows if (row.mixer, row.width) == (mixer, width)]
-        if not own:
+        answers = [row for row in rows if (row.mixer, row.width) == (mixer, width)]
+        if not answers:
             continue
-        x, found = _by_distance(own)
-        means = np.array([one.mean for one in found])
+        x, accuracies = _by_distance(answers)
+        means = np.array([interval.mean for interval in accuracies])
         plot.errorbar(
             x,
             means,
-            _bars(found),
+            _bars(accuracies),
             color=color,
             linestyle=style,
             marker="o",
@@ -148,7 +154,7 @@ def distance(
             linewidth=1.2,
         )
         ends.append((means[-1], f"{mixer}, width {width}", color))
-        arrays[f"{mixer} {width}"] = np.column_stack([x, found])
+        arrays[f"{mixer} {width}"] = np.column_stack([x, accuracies])
     plot.set_ylim(-0.03, 1.12)
     plot.set_xlabel("distance from the pair's value to the question (tokens)")
     plot.set_ylabel("accuracy on the test split")
@@ -161,19 +167,18 @@ def distance(
 def _by_distance(
     rows: Sequence[table.DistanceRow],
 ) -> tuple[np.ndarray, list[intervals.Interval]]:
-    """Distances at which every run was asked, and the mean accuracy there."""
+    """Returns the distances at which every run was asked, and the mean accuracies."""
     seeds = {row.seed for row in rows}
     shares: dict[int, list[float]] = {}
     for row in rows:
         shares.setdefault(row.distance, []).append(row.right / row.count)
-    kept = sorted(place for place, own in shares.items() if len(own) == len(seeds))
-    means = [intervals.of_mean(np.array(shares[place])) for place in kept]
-    return np.array(kept), means
+    asked = sorted(x for x, of_runs in shares.items() if len(of_runs) == len(seeds))
+    return np.array(asked), [intervals.of_mean(np.array(shares[x])) for x in asked]
 
 
-def _bars(found: Sequence[intervals.Interval]) -> np.ndarray:
-    """Below and above the means, within what an accuracy can be."""
-    means, low, high = np.array(found).T
+def _bars(accuracies: Sequence[intervals.Interval]) -> np.ndarray:
+    """Returns the lengths of error bars below and above, cut to [0, 1]."""
+    means, low, high = np.array(accuracies).T
     return np.stack([means - np.clip(low, 0, 1), np.clip(high, 0, 1) - means])
 
 
@@ -186,9 +191,9 @@ def _legend(plot: axes.Axes) -> None:
 def _label(
     picture: figure.Figure, plot: axes.Axes, points: Sequence[claims.Point]
 ) -> None:
-    """Writes each mixer beside its largest width, no label over another or a point."""
+    """Writes each mixer beside its largest width, over no other label or point."""
     picture.draw_without_rendering()
-    # As it stands now: constrained layout would move the points under the labels.
+    # The layout must not change any more: it would move the points under the labels.
     picture.set_layout_engine("none")
     taken = [
         transforms.Bbox.from_bounds(x - 8, y - 8, 16, 16)
@@ -198,32 +203,32 @@ def _label(
     ]
     last = {point.mixer: point for point in sorted(points, key=lambda x: x.width)}
     for point in sorted(last.values(), key=lambda x: -x.interval.mean):
-        # The last place, if all are taken.
-        for place in _PLACES:
-            label = _annotate(plot, point, place)
+        # The last offset is kept if all of them collide.
+        for offset in _OFFSETS:
+            label = _annotate(plot, point, offset)
             box = label.get_window_extent().padded(1)
             label.remove()
-            if not any(box.overlaps(other) for other in taken):
+            if not any(map(box.overlaps, taken)):
                 break
         taken.append(box)
         leader = {"arrowstyle": "-", "linewidth": 0.5, "color": figures.GREY}
-        _annotate(plot, point, place, leader if place[1] else None)
+        _annotate(plot, point, offset, leader if offset[1] else None)
 
 
 def _annotate(
     plot: axes.Axes,
     point: claims.Point,
-    place: tuple[int, int],
+    offset: tuple[int, int],
     leader: dict[str, Any] | None = None,
 ) -> text.Annotation:
     return plot.annotate(
         point.mixer,
         (point.state, point.interval.mean),
-        place,
+        offset,
         textcoords="offset points",
         color=_COLORS[point.mixer],
         fontsize=8,
-        ha="left" if place[0] > 0 else "right",
+        ha="left" if offset[0] > 0 else "right",
         va="center",
         arrowprops=leader,
     )

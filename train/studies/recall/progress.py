@@ -1,4 +1,4 @@
-"""How far a study is: a live line on a terminal, and a printed line for each result."""
+"""Progress of a study: a live line on a terminal, and a line for each result."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +17,18 @@ Finish = Callable[[claims.Point], None]
 def progress(
     settings: config.StudyConfig, missing: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[Announce, Finish]]:
-    """Shows which mixer, which phase and step, accuracies so far, and the time left.
+    """Shows mixer, phase, step, accuracies so far, and the time left.
 
     Args:
-      settings: of the study.
-      missing: mixers and widths that are to be run.
+      settings: configuration of the study.
+      missing: mixers and widths still to be run.
 
     Yields:
-      What makes the announcer of a mixer and width, and what shows its result.
+      A function that makes the announcer of a mixer and width, and one that shows the
+      result of a mixer and width.
     """
     console = rich.console.Console(highlight=False, markup=False, soft_wrap=True)
-    # A step takes longer the wider the model; what ends early leaves its share behind.
+    # A step takes longer the wider the model is.
     shares = [width for _, width in missing]
     with rich.progress.Progress(
         "{task.description}",

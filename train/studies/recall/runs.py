@@ -1,13 +1,13 @@
-"""One mixer of one width on a task: the sweep of learning rates, then the report.
+"""The runs of one mixer of one width: a sweep of learning rates, then the report.
 
-    sweep      seeds x rates, judged on the split 'validation': which rate?
+    sweep      seeds x rates, judged on the split 'validation', to choose a rate
     report     as many fresh seeds at that rate, judged on the split 'test'
 
-Both phases are one program of R runs, compiled once. A run that reaches the goal on the
+Both phases run one program of R runs, compiled once. A run that reaches the goal on the
 validation split is switched off, in either phase. The sweep ends when all seeds of one
-rate are off, the report when all runs are, or either when the steps are spent. All that
-a run reads comes from its seed. Run r of the report has the same seed, and so the same
-batches, whatever the mixer: differences between mixers are paired by it.
+rate are off, the report when all runs are off, and either one when the steps are spent.
+Run r of the report has the same seed, and so the same batches, for every mixer:
+differences between mixers are paired by it.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ SWEEP, REPORT = "sweep", "report"
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What both phases run.
+    """The compiled functions of both phases.
 
     Attributes:
-      settings: of the study.
-      steps: trains, see `sweep.make_steps`.
-      right: (params [R ...], batch [R B T]) to what each run answers rightly, [R B T].
-      announce: told of every look at the validation split.
+      settings: configuration of the study.
+      steps: the training steps of `sweep.make_steps`.
+      right: (params [R ...], batch [R B T]) -> True [R B T] where an answer is right.
+      announce: called with phase, steps and accuracies after every validation.
     """
 
     settings: config.StudyConfig
@@ -47,7 +47,7 @@ class Program:
     announce: Announce
 
     def batch(self, seeds: Sequence[int], split: str, index: int) -> tasks.Batch:
-        """Rows [R B T] on which the runs are judged."""
+        """Draws the rows [R B T] on which the runs are judged, by their seeds."""
         task, size = self.settings.rows_of, self.settings.runs.rows
         return _judged(task, np.asarray(seeds, np.uint32), split, size, index)
 
@@ -55,17 +55,17 @@ class Program:
 def run(
     settings: config.StudyConfig, mixer: str, width: int, *, announce: Announce
 ) -> tuple[list[table.Row], list[table.DistanceRow]]:
-    """Sweeps, chooses and reports one mixer of one width.
+    """Sweeps the rates, chooses one, and reports one mixer of one width.
 
     Args:
-      settings: of the study.
-      mixer: its name.
+      settings: configuration of the study.
+      mixer: name of the mixer.
       width: E.
-      announce: told how far it is.
+      announce: called with phase, steps and accuracies after every validation.
 
     Returns:
-      A row for each run of the sweep, then of the report; and for recall what the
-      report's runs answer at each distance, else nothing.
+      A row for each run of the sweep, then of the report; and for the task recall a row
+      for each reported run and distance.
     """
     task, count = settings.rows_of, settings.runs.count
     shape = settings.model.of(mixer, width, task.length)
@@ -115,7 +115,7 @@ def run(
 
 
 def seeds(settings: config.StudyConfig) -> tuple[list[int], list[int]]:
-    """The seeds of the sweep, which all rates share, and the fresh ones after them."""
+    """Returns the seeds of the sweep, the same for each rate, and of the report."""
     first, count = settings.seed + 1, settings.runs.seeds
     swept = list(range(first, first + count))
     fresh = list(range(first + count, first + count + settings.runs.count))
@@ -123,7 +123,10 @@ def seeds(settings: config.StudyConfig) -> tuple[list[int], list[int]]:
 
 
 def carried(shape: model_config.CausalLMConfig, length: int) -> int:
-    """Numbers that all layers carry after `length` tokens, convolutions included."""
+    """Counts the numbers that all layers carry after `length` tokens.
+
+    The last inputs that convolutions keep are counted too.
+    """
     return sum(
         mixers.state_size(shape, layer, length)
         + shape.is_convolved(layer) * (shape.convolution - 1) * shape.width
@@ -132,24 +135,24 @@ def carried(shape: model_config.CausalLMConfig, length: int) -> int:
 
 
 def choose(rows: Sequence[table.Row], *, goal: float) -> float:
-    """The rate of the highest mean accuracy; of equals, the one that was done first.
+    """Chooses the rate of the highest mean accuracy; among equals, the fastest.
 
     Args:
-      rows: of the sweep.
-      goal: accuracy from which on more is not better, since runs stop there.
+      rows: the runs of the sweep.
+      goal: accuracy at which a run stops; a higher one does not count as better.
     """
 
     def merit(rate: float) -> tuple[float, int]:
-        own = [row for row in rows if row.rate == rate]
-        accuracy = float(np.mean([min(row.accuracy, goal) for row in own]))
-        return accuracy, -max(row.steps for row in own)
+        of_rate = [row for row in rows if row.rate == rate]
+        accuracy = float(np.mean([min(row.accuracy, goal) for row in of_rate]))
+        return accuracy, -max(row.steps for row in of_rate)
 
     return max(dict.fromkeys(row.rate for row in rows), key=merit)
 
 
 @jax.jit
 def _halves(both: sweep.Runs) -> tuple[sweep.Runs, sweep.Runs]:
-    """Twice R runs, drawn at once since that compiles for long, as R and R."""
+    """Splits 2 R runs, which are drawn at once to compile that once, into halves."""
     count = len(both.factor) // 2
     return (
         jax.tree.map(lambda x: x[:count], both),
@@ -171,15 +174,15 @@ def _steps(model: transformer.CausalLM, settings: config.StudyConfig) -> sweep.S
 
 
 def _right(model: transformer.CausalLM) -> Callable[..., Any]:
-    one = jax.vmap(
-        jax.vmap(lambda *each: tasks.hits(*(x[None, None] for x in each))[0])
+    hits = jax.vmap(
+        jax.vmap(lambda *target: tasks.hits(*(x[None, None] for x in target))[0])
     )
 
     @jax.jit
     @jax.vmap
     def right(params: Any, batch: tasks.Batch) -> Array:
         logits: Any = model.apply({"params": params}, batch.inputs, deterministic=True)
-        return one(logits, batch.targets, batch.mask) > 0
+        return hits(logits, batch.targets, batch.mask) > 0
 
     return right
 
@@ -188,7 +191,7 @@ def _right(model: transformer.CausalLM) -> Callable[..., Any]:
 def _judged(
     task: tasks.Task, seeds: Int[Array, "R"], split: str, size: int, index: Array
 ) -> tasks.Batch:
-    """Rows [R B T] on which each run is judged on a split, by its seed."""
+    """Draws the rows [R B T] of a split on which each run is judged, by its seed."""
 
     def draw(seed: Any) -> tasks.Batch:
         return tasks.batch(task, tasks.split_rng(seed, split), index, batch_size=size)
@@ -204,17 +207,18 @@ def train(
     *,
     groups: int = 1,
 ) -> tuple[sweep.Runs, list[int], list[float]]:
-    """Trains until all runs of a group reach the goal or the steps are spent.
+    """Trains until all runs of one group reach the goal or the steps are spent.
 
     Args:
-      program: of the study.
-      runs: before their first step.
-      seeds: of the runs.
-      phase: its name.
-      groups: so many of equal size, side by side.
+      program: the compiled functions.
+      runs: R runs before their first step.
+      seeds: seeds of the runs.
+      phase: name of the phase, for the announcements.
+      groups: number of groups of equal size into which the runs are divided in order.
 
     Returns:
-      The runs, how many steps each took, and its accuracy on the validation split.
+      The runs, the number of steps of each, and their accuracies on the validation
+      split.
     """
     limits = program.settings.runs
     batch = program.batch(seeds, "validation", 0)
@@ -236,7 +240,11 @@ def train(
 def _test(
     program: Program, params: Any, seeds: Sequence[int]
 ) -> tuple[list[float], Int[np.ndarray, "R 2 T"]]:
-    """Accuracy of each run on the test split; and tallies by distance, of recall."""
+    """Judges each run on the test split.
+
+    Returns:
+      The accuracies, and for the task recall right answers and questions by distance.
+    """
     limits, task = program.settings.runs, program.settings.rows_of
     answered = asked = np.zeros(limits.count, int)
     tallies = np.zeros((limits.count, 2, task.length), int)
@@ -245,11 +253,11 @@ def _test(
         right = program.right(params, batch)
         answered, asked = answered + _count(right), asked + _count(batch.mask)
         if isinstance(task, tasks.Recall):
-            own = map(np.asarray, (right, batch.inputs, batch.mask))
-            tallies += list(map(by_distance.tally, *own))
+            arrays = map(np.asarray, (right, batch.inputs, batch.mask))
+            tallies += list(map(by_distance.tally, *arrays))
     return (answered / asked).tolist(), tallies
 
 
-def _count(found: Any) -> Int[np.ndarray, "R"]:
-    """How many are True of each run."""
-    return np.asarray(found).sum(axis=(1, 2))
+def _count(answers: Any) -> Int[np.ndarray, "R"]:
+    """Counts the True entries [R B T] of each run."""
+    return np.asarray(answers).sum(axis=(1, 2))

@@ -1,4 +1,4 @@
-"""A study in words, which claim what the intervals support and nothing else."""
+"""The summary of a study, which claims what the intervals support and nothing else."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,21 +17,20 @@ def summary(
     reaches: Sequence[claims.Reach],
     checks: Sequence[claims.Check],
 ) -> str:
-    """The text of summary.md.
+    """Writes the text of summary.md.
 
     Args:
-      settings: of the study.
-      points: what was reported.
-      comparisons: of `claims.compare`.
-      reaches: of `claims.reaches`.
-      checks: of `claims.checks`.
+      settings: configuration of the study.
+      points: the reported runs.
+      comparisons: differences between mixers and between widths.
+      reaches: recall of models with windows, by width.
+      checks: assertions of the study.
     """
     parts = [_heading(settings)]
     for width in settings.sizes:
-        own = claims.ranked(points, width)
-        if own:
-            said = [*_order(own, comparisons), *_edges(settings, own)]
-            parts += [f"## Width {width}", _table(own), markdown.bullets(said)]
+        if ranked := claims.ranked(points, width):
+            sentences = [*_order(ranked, comparisons), *_edges(settings, ranked)]
+            parts += [f"## Width {width}", _table(ranked), markdown.bullets(sentences)]
     if growth := markdown.bullets(_growth(comparisons)):
         parts += ["## From width to width", growth]
     if reaches:
@@ -64,7 +63,7 @@ def _heading(settings: config.StudyConfig) -> str:
     )
 
 
-def _table(own: Sequence[claims.Point]) -> str:
+def _table(points: Sequence[claims.Point]) -> str:
     return markdown.table(
         ("mixer", "state", "parameters", "rate", "accuracy", "steps"),
         [
@@ -76,57 +75,63 @@ def _table(own: Sequence[claims.Point]) -> str:
                 point.interval,
                 f"{min(point.steps)} to {max(point.steps)}",
             )
-            for point in own
+            for point in points
         ],
     )
 
 
 def _order(
-    own: Sequence[claims.Point],
+    points: Sequence[claims.Point],
     comparisons: Sequence[claims.Comparison],
 ) -> Iterable[str]:
-    """Where the mixer that is named first stands, beside each other one of a width."""
-    found = [x for x in comparisons if x.one in own and x.other in own]
-    found.sort(key=lambda x: own.index(x.other))
-    if found:
-        words = _verdicts((x.verdict, x.other.mixer) for x in found)
-        yield f"{found[0].one.mixer}: {words}."
+    """Says how the first mixer compares with each other one of the same width."""
+    pairs = [x for x in comparisons if x.one in points and x.other in points]
+    pairs.sort(key=lambda x: points.index(x.other))
+    if pairs:
+        words = _verdicts((x.verdict, x.other.mixer) for x in pairs)
+        yield f"{pairs[0].one.mixer}: {words}."
 
 
-def _edges(settings: config.StudyConfig, own: Sequence[claims.Point]) -> Iterable[str]:
-    """Whose best rate might lie outside of those that were swept."""
+def _edges(
+    settings: config.StudyConfig, points: Sequence[claims.Point]
+) -> Iterable[str]:
+    """Says whose best rate might lie outside of the range that was swept."""
     ends = min(settings.runs.swept), max(settings.runs.swept)
     for factor, words in zip(ends, ("least", "greatest"), strict=True):
         rate = factor * settings.optimizer.peak_lr
-        names = [x.mixer for x in own if math.isclose(x.rate, rate, rel_tol=1e-6)]
+        names = [x.mixer for x in points if math.isclose(x.rate, rate, rel_tol=1e-6)]
         if names:
             yield f"at the {words} rate that was swept, {rate:.3g}: {', '.join(names)}."
 
 
 def _growth(comparisons: Sequence[claims.Comparison]) -> Iterable[str]:
-    """For each step of width, whose accuracy it changes."""
+    """Says, for each step from width to width, whose accuracy it changes."""
     steps: dict[tuple[int, int], list[tuple[str, str]]] = {}
-    for found in comparisons:
-        widths = found.other.width, found.one.width
+    for pair in comparisons:
+        widths = pair.other.width, pair.one.width
         if widths[0] != widths[1]:
-            own = steps.setdefault(widths, [])
-            own.append((found.verdict, found.one.mixer))
-    for (small, large), own in steps.items():
-        yield f"{large} against {small}: {_verdicts(own, after=True)}."
+            steps.setdefault(widths, []).append((pair.verdict, pair.one.mixer))
+    for (small, large), verdicts in steps.items():
+        yield f"{large} against {small}: {_verdicts(verdicts, after=True)}."
 
 
-def _verdicts(found: Iterable[tuple[str, str]], *, after: bool = False) -> str:
-    """Mixers by verdict: 'above x, y; not told apart from z', or 'x, y above'."""
-    names: dict[str, list[str]] = {"above": [], "below": [], "not told apart": []}
-    for verdict, mixer in found:
-        names[verdict].append(mixer)
+def _verdicts(pairs: Iterable[tuple[str, str]], *, after: bool = False) -> str:
+    """Lists mixers by verdict.
+
+    Args:
+      pairs: verdict and mixer.
+      after: True for 'x, y above', False for 'above x, y; not told apart from z'.
+    """
+    mixers: dict[str, list[str]] = {"above": [], "below": [], "not told apart": []}
+    for verdict, mixer in pairs:
+        mixers[verdict].append(mixer)
     parts = []
-    for verdict, own in names.items():
-        if own and after:
-            parts.append(f"{', '.join(own)} {verdict}")
-        elif own:
+    for verdict, names in mixers.items():
+        if names and after:
+            parts.append(f"{', '.join(names)} {verdict}")
+        elif names:
             link = " from" if verdict == "not told apart" else ""
-            parts.append(f"{verdict}{link} {', '.join(own)}")
+            parts.append(f"{verdict}{link} {', '.join(names)}")
     return "; ".join(parts)
 
 

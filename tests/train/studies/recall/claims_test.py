@@ -9,9 +9,7 @@ import pytest
 
 from tests.train import study_test
 from train.studies import tasks
-from train.studies.recall import by_distance, picture, summary, table
-from train.studies.recall import claims as study_claims
-from train.studies.recall import runs as study_runs
+from train.studies.recall import by_distance, claims, picture, runs, summary, table
 
 SETTINGS = study_test.settings()
 NOISE = np.array([0.01, -0.01, 0.02, -0.02, 0.0])
@@ -33,13 +31,13 @@ def rows(mixer, accuracies, *, width=8, state=24):
 
 
 def words(*groups, distances=(), settings=SETTINGS):
-    points = study_claims.points([row for group in groups for row in group])
-    reaches = study_claims.reaches(settings, distances)
-    checks = study_claims.checks(settings, points, reaches)
+    points = claims.points([row for group in groups for row in group])
+    reaches = claims.reaches(settings, distances)
+    checks = claims.checks(settings, points, reaches)
     return summary.summary(
         settings,
         points,
-        study_claims.compare(points, goal=settings.runs.goal),
+        claims.compare(points, goal=settings.runs.goal),
         reaches,
         checks,
     )
@@ -71,8 +69,8 @@ def words(*groups, distances=(), settings=SETTINGS):
 )
 def test_claims_what_the_interval_supports(window, zero, said):
     text = words(rows("window", window), rows("zero", zero))
-    claims = [line for line in text.splitlines() if line.startswith(("- w", "- z"))]
-    assert claims == [said]
+    lines = [line for line in text.splitlines() if line.startswith(("- w", "- z"))]
+    assert lines == [said]
 
 
 def test_more_comparisons_are_more_careful():
@@ -82,8 +80,8 @@ def test_more_comparisons_are_more_careful():
     others = [rows(name, 0.2 + NOISE) for name in ("linear", "rwkv", "gru", "mamba")]
     text = words(*close, *others)
     assert "window: above linear, rwkv, gru, mamba; not told apart from zero." in text
-    points = study_claims.points([row for group in (*close, *others) for row in group])
-    assert len(study_claims.compare(points, goal=1.0)) == 6 - 1
+    points = claims.points([row for group in (*close, *others) for row in group])
+    assert len(claims.compare(points, goal=1.0)) == 6 - 1
 
 
 def test_widths_are_compared_within_a_mixer_only():
@@ -130,13 +128,13 @@ def distance_rows(within, beyond, *, mixer="window"):
 )
 def test_windows_must_step_down_to_chance(within, beyond, holds):
     """Chance is 1 of 4 values."""
-    found = distance_rows(within, beyond) + distance_rows(
+    answers = distance_rows(within, beyond) + distance_rows(
         beyond, within, mixer="softmax"
     )
-    reaches = study_claims.reaches(SETTINGS, found)
-    checks = study_claims.checks(SETTINGS, [], reaches)
+    reaches = claims.reaches(SETTINGS, answers)
+    checks = claims.checks(SETTINGS, [], reaches)
     assert [check.passed for check in checks] == holds
-    text = words(rows("window", within), distances=found)
+    text = words(rows("window", within), distances=answers)
     assert text.count("- FAILS: ") == holds.count(False)
     assert text.count("- holds: ") == holds.count(True)
 
@@ -145,13 +143,13 @@ def test_windows_must_step_down_to_chance(within, beyond, holds):
 def test_softmax_of_the_largest_width_must_reach_the_goal(mean, holds):
     settings = study_test.settings(widths="8,16", mixers="softmax")
     accuracies = mean + NOISE / 4
-    points = study_claims.points(
+    points = claims.points(
         rows("softmax", accuracies, width=16) + rows("softmax", [0.1] * 5, width=8)
     )
-    (check,) = study_claims.checks(settings, points, [])
+    (check,) = claims.checks(settings, points, [])
     assert check.passed is holds
     other = study_test.settings(task="copy")
-    assert study_claims.checks(other, points, []) == []
+    assert claims.checks(other, points, []) == []
 
 
 def swept(rate, accuracy, steps):
@@ -159,7 +157,7 @@ def swept(rate, accuracy, steps):
 
 
 @pytest.mark.parametrize(
-    ("found", "rate"),
+    ("sweep", "rate"),
     [
         ([swept(0.1, 0.5, 9), swept(0.2, 0.7, 9), swept(0.3, 0.6, 9)], 0.2),
         # Beyond the goal of 0.9 the faster one.
@@ -170,11 +168,11 @@ def swept(rate, accuracy, steps):
         ([swept(0.1, 1.0, 1), swept(0.1, 0.9, 9), swept(0.2, 0.9, 8)], 0.2),
     ],
 )
-def test_the_rate_is_chosen_by_accuracy_then_by_speed(found, rate):
-    assert study_runs.choose(found, goal=0.9) == rate
+def test_the_rate_is_chosen_by_accuracy_then_by_speed(sweep, rate):
+    assert runs.choose(sweep, goal=0.9) == rate
 
 
-class Scripted(study_runs.Program):
+class Scripted(runs.Program):
     """Runs whose accuracy follows a script: one row for each look."""
 
     def batch(self, seeds, split, index):
@@ -201,21 +199,21 @@ def test_runs_stop_at_the_goal(groups, used, looks):
     )
     seen = []
 
-    def steps(runs, on, count):
+    def steps(state, on, count):
         seen.append((on.tolist(), count))
-        return runs, None
+        return state, None
 
     def right(params, batch):
         del params
         shares = script[len(seen) - 1]
         return np.arange(100)[None, None] < shares[:, None, None]
 
-    runs = types.SimpleNamespace(params=None)
+    state = types.SimpleNamespace(params=None)
     program = Scripted(settings, steps, right, lambda *given: None)
-    _, found, accuracy = study_runs.train(
-        program, runs, [1, 2, 3, 4], "", groups=groups
+    _, steps_used, accuracy = runs.train(
+        program, state, [1, 2, 3, 4], "", groups=groups
     )
-    assert found == used and len(seen) == looks
+    assert steps_used == used and len(seen) == looks
     np.testing.assert_allclose(accuracy, script[looks - 1] / 100)
     assert seen[1] == ([False, True, True, True], 2)
 
@@ -230,9 +228,9 @@ def test_distances_are_those_of_a_loop():
         (pair,) = (i for i in range(0, 6, 2) if inputs[b, i] == inputs[b, t])
         assert inputs[b, pair + 1] == targets[b, t]
         wanted[:, t - pair - 1] += right[b, t], 1
-    found = by_distance.tally(right, inputs, mask)
-    np.testing.assert_array_equal(found, wanted)
-    assert found[1].sum() == 20 * 3
+    tally = by_distance.tally(right, inputs, mask)
+    np.testing.assert_array_equal(tally, wanted)
+    assert tally[1].sum() == 20 * 3
 
 
 def test_tables_are_read_back_exactly(tmp_path):
@@ -249,14 +247,12 @@ def test_tables_are_read_back_exactly(tmp_path):
 @pytest.mark.parametrize("state", [0, 24])
 def test_a_picture_of_one_point(tmp_path, state):
     """No range of states, of one point or of none."""
-    points = study_claims.points(
-        rows("zero" if not state else "gru", NOISE, state=state)
-    )
+    points = claims.points(rows("zero" if not state else "gru", NOISE, state=state))
     assert picture.accuracy(tmp_path, SETTINGS, points).exists()
 
 
 def test_pictures_hold_the_means(tmp_path):
-    points = study_claims.points(
+    points = claims.points(
         rows("window", 0.5 + NOISE) + rows("zero", 0.2 + NOISE, state=0)
     )
     picture.accuracy(tmp_path, SETTINGS, points)
@@ -265,5 +261,5 @@ def test_pictures_hold_the_means(tmp_path):
     np.testing.assert_allclose(arrays["mean"], [0.5, 0.2])
     assert (arrays["low"] < arrays["mean"]).all()
     picture.distance(tmp_path, SETTINGS, distance_rows(0.9 + NOISE, 0.25 + NOISE))
-    found = np.load(tmp_path / "distance.npz")["window 8"]
-    np.testing.assert_allclose(found[:, :2], [[1, 0.9], [3, 0.25]])
+    drawn = np.load(tmp_path / "distance.npz")["window 8"]
+    np.testing.assert_allclose(drawn[:, :2], [[1, 0.9], [3, 0.25]])
