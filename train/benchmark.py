@@ -41,7 +41,7 @@ from typing import Any
 import jax
 from absl import flags
 
-# `python -m` looks in the current folder first: a stranger's models.py is not ours.
+# `python -m` searches the current folder first, where a user may have a models.py.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from train import cli, foreign, workdir
 from train.bench import (
@@ -71,17 +71,17 @@ def attention(
     preset: str,
     path: pathlib.Path,
 ) -> dict[str, Any]:
-    """Measures attention; writes, shows and draws what was found.
+    """Measures attention; writes, shows and draws the results.
 
     Args:
-      plan: what is measured.
-      contenders: by whom.
-      left_out: who is not to be had here, and why.
+      plan: the cases, and how they are measured.
+      contenders: the implementations, by name.
+      left_out: for each unavailable implementation, the reason.
       preset: name of the plan.
-      path: the folder for results.json and the pictures.
+      path: folder for results.json and the pictures.
 
     Returns:
-      What stands in results.json.
+      The contents of results.json.
     """
     console = terminal.console()
     results: dict[str, Any] = {
@@ -103,7 +103,7 @@ def attention(
     keep()
     said = ""
     try:
-        # Seldom drawn anew: that takes time from what is measured.
+        # Redrawn seldom, since that takes time from what is measured.
         with console.status("", refresh_per_second=1) as status:
 
             def announce(words: str) -> None:
@@ -136,7 +136,7 @@ def attention(
 
 
 def passed(results: Mapping[str, Any]) -> bool:
-    """Whether nothing was wrong, no claim missed, and a target was measured."""
+    """Returns whether nothing was wrong, no claim missed, and any target measured."""
     rows = results["rows"]
     verdicts = {x["verdict"] for x in (*rows, *results["claims"])}
     of_target = {
@@ -158,7 +158,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def _define_attention(values: flags.FlagValues) -> None:
-    """Declares the flags of --what=attention; None stands for the preset's value."""
+    """Declares the flags of --what=attention, where None means the preset's value."""
     text = functools.partial(flags.DEFINE_string, flag_values=values)
     several = functools.partial(flags.DEFINE_list, flag_values=values)
     integer = functools.partial(flags.DEFINE_integer, flag_values=values)
@@ -243,7 +243,7 @@ def main(values: flags.FlagValues) -> int:
 
 
 def _plan(values: flags.FlagValues, preset: str) -> presets.Plan:
-    """The preset's plan under the flags that were given."""
+    """Returns the preset's plan, changed by the flags on the command line."""
     if preset not in presets.PRESETS:
         raise ValueError(f"there is no preset for the platform {preset!r}: name one")
     plan = presets.PRESETS[preset]
@@ -270,21 +270,28 @@ def _refuse_flags(
     *,
     but: Sequence[str] = (),
 ) -> None:
-    """Raises UsageError for any given flag of a group that means nothing here."""
-    own = flags.FlagValues()
-    define(own)
-    for name in own:
+    """Raises UsageError if a flag of a group that has no meaning here is present.
+
+    Args:
+      values: the parsed flags.
+      define: declares the flags of the group.
+      reason: with what they do not go together, for the message.
+      but: names of flags that are allowed nevertheless.
+    """
+    group = flags.FlagValues()
+    define(group)
+    for name in group:
         if values[name].present and name not in but:
             raise cli.UsageError(f"--{name} does not go with {reason}")
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
-    """`--compare A B` as the one value that a flag has, `--compare=A,B`."""
-    found = list(arguments)
-    if "--compare" in found[:-2]:
-        i = found.index("--compare")
-        found[i : i + 3] = [f"--compare={found[i + 1]},{found[i + 2]}"]
-    return found
+    """Rewrites `--compare A B` as `--compare=A,B`, since a flag has a single value."""
+    rewritten = list(arguments)
+    if "--compare" in rewritten[:-2]:
+        i = rewritten.index("--compare")
+        rewritten[i : i + 3] = [f"--compare={rewritten[i + 1]},{rewritten[i + 2]}"]
+    return rewritten
 
 
 if __name__ == "__main__":

@@ -8,17 +8,18 @@ Four parts, each with a verdict per row:
 correctness  every implementation against float64 on the CPU: output and gradients, in
              float32 at jax's default precision and at 'highest', bfloat16 and float16;
              causal, window, segments, lengths, grouped heads, a mask (4,1,1,32). An
-             implementation that lacks something says so, and is 'refused'
-masks        flash under a window and under packed documents, beside cuDNN under the
-             same as a dense mask
-train_step   the configuration's training step: the first as on the CPU; it learns; ms
-benchmark    the sweep of `train.benchmark --preset=gpu`, as far as the time reaches
+             implementation that does not support a case is 'refused' there
+masks        flash under a window and under packed documents, against cuDNN under the
+             same dense masks
+train_step   the configuration's training step: the first step equals the CPU's, the
+             loss falls, and the time of a step
+benchmark    the sweep of `train.benchmark --preset=gpu`, until the time is up
 
-What is done is in WORKDIR/report.json after every step of it, also when interrupted,
-and a part that breaks does not keep the others from running.
+WORKDIR/report.json is written after every step, so an interrupted check keeps what is
+done, and a part that breaks does not stop those after it.
 
-Exit status: 0 nothing is wrong; 1 a wrong result, or a refusal by what must not refuse;
-2 unusable arguments.
+Exit status: 0 nothing is wrong; 1 a result is wrong, or an implementation that supports
+everything refused; 2 unusable arguments.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ from typing import Any
 import jax
 from absl import flags
 
-# `python -m` looks in the current folder first: a stranger's models.py is not ours.
+# `python -m` searches the current folder first, where a user may have a models.py.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from train import cli, foreign, workdir
 from train import config as config_lib
@@ -53,19 +54,19 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is checked.
+    """The sizes of all parts of the check.
 
     Attributes:
-      cases: for each name of `checks.CASES`, in what numbers.
+      cases: for each name of `checks.CASES` that is checked, its variants.
       length: T of most of these cases.
       width: H of most of these cases.
-      sweep: of the benchmark; its heads, dtype and rounds are those of the masks too.
-      mask_length: T under masks.
-      peer: jax.nn's implementation that is given dense masks.
-      layers: L of the trained model; 0: as its configuration says.
-      rounds: measurements of the training step.
+      sweep: plan of the benchmark; its heads, dtype and rounds hold for masks too.
+      mask_length: T of the part masks.
+      peer: implementation of jax.nn that takes dense masks.
+      layers: L of the trained model; 0 for that of its configuration.
+      rounds: number of measurements of the training step.
       steps: training steps of one measurement.
-      seconds: after which no further case of the benchmark is begun.
+      seconds: time after which no further case of the benchmark is begun.
     """
 
     cases: Mapping[str, Sequence[checks.Variant]]
@@ -86,7 +87,7 @@ PRESETS: Mapping[str, Plan] = types.MappingProxyType(
             cases=dict.fromkeys(checks.CASES, checks.VARIANTS),
             length=256,
             width=64,
-            # Who would only repeat one of these is left to the benchmark itself.
+            # Those that call the same kernel as one of these are left out.
             sweep=dataclasses.replace(
                 presets.PRESETS["gpu"],
                 implementations=("flash", "cudnn", "jax.nn.xla", "torch"),
@@ -128,15 +129,15 @@ PRESETS: Mapping[str, Plan] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the parts are given.
+    """The inputs of all parts.
 
     Attributes:
-      plan: what is checked.
-      config: of the model that is trained.
+      plan: the sizes.
+      config: configuration of the model that is trained.
       corpus: its text.
-      until: of `time.monotonic`, after which the benchmark begins nothing new.
-      announce: told what comes next.
-      note: told what should be known beside the rows.
+      until: value of `time.monotonic` after which no case of the benchmark is begun.
+      announce: called with a description of the next step.
+      note: called with remarks that are printed beside the rows.
     """
 
     plan: Plan
@@ -147,39 +148,42 @@ class Inputs:
     note: Callable[[str], None]
 
 
-def _correctness(given: Inputs) -> Iterator[list[Row]]:
-    plan = given.plan
-    given.announce("every implementation against float64")
+def _correctness(inputs: Inputs) -> Iterator[list[Row]]:
+    plan = inputs.plan
+    inputs.announce("every implementation against float64")
     rows = checks.check(plan.cases, length=plan.length, width=plan.width)
     for name, of_case in itertools.groupby(rows, lambda row: row["case"]):
         yield list(of_case)
-        given.announce(f"{name}: done")
+        inputs.announce(f"{name}: done")
 
 
-def _masks(given: Inputs) -> Iterator[list[Row]]:
-    plan = given.plan
+def _masks(inputs: Inputs) -> Iterator[list[Row]]:
+    plan = inputs.plan
     yield from speed.against_dense(
-        plan.sweep, length=plan.mask_length, peer=plan.peer, announce=given.announce
+        plan.sweep, length=plan.mask_length, peer=plan.peer, announce=inputs.announce
     )
 
 
-def _train_step(given: Inputs) -> Iterator[list[Row]]:
-    plan, model = given.plan, given.config.model
-    given.announce("training")
+def _train_step(inputs: Inputs) -> Iterator[list[Row]]:
+    plan, model = inputs.plan, inputs.config.model
+    inputs.announce("training")
     layers = plan.layers or model.num_layers
     config = dataclasses.replace(
-        given.config, model=dataclasses.replace(model, num_layers=layers)
+        inputs.config, model=dataclasses.replace(model, num_layers=layers)
     )
-    yield [speed.training(config, given.corpus, rounds=plan.rounds, steps=plan.steps)]
+    yield [speed.training(config, inputs.corpus, rounds=plan.rounds, steps=plan.steps)]
 
 
-def _benchmark(given: Inputs) -> Iterator[list[Row]]:
+def _benchmark(inputs: Inputs) -> Iterator[list[Row]]:
     yield from speed.sweep(
-        given.plan.sweep, until=given.until, announce=given.announce, note=given.note
+        inputs.plan.sweep,
+        until=inputs.until,
+        announce=inputs.announce,
+        note=inputs.note,
     )
 
 
-# The benchmark is last: it is the one that may be cut short.
+# The benchmark is last, since it may be cut short.
 PARTS: Mapping[str, Callable[[Inputs], Iterator[list[Row]]]] = types.MappingProxyType(
     {
         "correctness": _correctness,
@@ -191,21 +195,21 @@ PARTS: Mapping[str, Callable[[Inputs], Iterator[list[Row]]]] = types.MappingProx
 
 
 def check(
-    given: Inputs, parts: Sequence[str], report: Row, keep: Callable[[], None]
+    inputs: Inputs, parts: Sequence[str], report: Row, keep: Callable[[], None]
 ) -> None:
-    """Runs these parts, one after another.
+    """Runs parts of the check, one after another.
 
     Args:
-      given: what they need.
+      inputs: the inputs of all parts.
       parts: names of `PARTS`.
-      report: gets the rows and the seconds of each part, and what broke.
-      keep: called after every change.
+      report: receives the rows and the seconds of each part, and why a part broke.
+      keep: called after every change of the report.
     """
     for name in parts:
         rows = report["rows"][name] = []
         start = time.monotonic()
         try:
-            for more in PARTS[name](given):
+            for more in PARTS[name](inputs):
                 rows += more
                 keep()
         # Compilers and drivers: anything may go wrong, and the next part may still go.
@@ -274,9 +278,9 @@ def main(values: flags.FlagValues) -> int:
     with cli.usage_errors():
         keep()
     note = report["notes"].append
-    given = Inputs(plan, config, corpus, start + plan.seconds, announce, note)
+    inputs = Inputs(plan, config, corpus, start + plan.seconds, announce, note)
     try:
-        check(given, values.parts, report, keep)
+        check(inputs, values.parts, report, keep)
         report["complete"] = True
         report["passed"] = verdict.passed(report)
         keep()

@@ -1,7 +1,7 @@
-"""What flash attention is claimed to achieve on a CPU, and whether it does.
+"""The claims about flash attention on a CPU, and whether they hold.
 
-Each row says what is asked and at most what; `trials` measures it. float32, 8
-heads of 64 and forward, unless a row says otherwise.
+Each row states a piece of work and an upper limit; `trials` measures it. float32, 8
+heads of 64 and the forward pass, unless a row says otherwise.
 """
 
 import functools
@@ -15,10 +15,10 @@ class Claim(NamedTuple):
     """A row of the table.
 
     Attributes:
-      asked: the work, in words.
-      at_most: what may be measured, a number for each part of the row.
-      unit: of these numbers; empty: ratios.
-      measure: the numbers.
+      asked: description of the work.
+      at_most: upper limits, a number for each part of the row.
+      unit: unit of these numbers; empty for ratios.
+      measure: measures the numbers.
     """
 
     asked: str
@@ -114,15 +114,14 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Measures claim by claim.
 
-    The `verdict` is 'met', 'missed', 'wrong' or 'skipped', the last two with a
-    `reason`; or 'not judged' where lengths are divided.
-
     Args:
-      scale: how.
-      announce: told what comes next.
+      scale: lengths, rounds and time of the measurements.
+      announce: called with a description of the next claim.
 
     Yields:
-      asked, at_most, unit, measured (None: nothing), verdict and reason.
+      For each claim: `asked`, `at_most`, `unit`, `measured` (None if nothing was),
+      `verdict` and `reason`. The verdict is 'met', 'missed', 'wrong', 'skipped', or
+      'not judged' where lengths are divided.
     """
     for i, claim in enumerate(CLAIMS, 1):
         announce(f"claim {i}/{len(CLAIMS)}  {claim.asked}")
@@ -140,7 +139,7 @@ def _judge(claim: Claim, scale: trials.Scale) -> dict[str, Any]:
         return {"measured": None, "verdict": "skipped", "reason": str(reason)}
     except trials.Wrong as reason:
         return {"measured": None, "verdict": "wrong", "reason": str(reason)}
-    # Out of memory, here or in the child.
+    # Out of memory, in this process or in the child.
     except RuntimeError as reason:
         return {"measured": None, "verdict": "missed", "reason": str(reason)}
     met = all(x <= y for x, y in zip(measured, claim.at_most, strict=True))

@@ -1,9 +1,10 @@
 """The sweep over attention: implementations x lengths x dtypes x modes x directions.
 
-Two sweeps: over lengths, and over the number of heads at fixed width E = N · H. Within
-one case everyone takes turns, and so does a large matrix product of the same dtype. An
-implementation whose call took longer than the plan's patience is not asked at greater
-lengths, and one whose program needs more memory than there is, is not run.
+There are two sweeps: over lengths, and over the number of heads at fixed width
+E = N · H. Within a case all implementations take turns, and so does a large matrix
+product of the same dtype. An implementation whose call took longer than the plan's
+patience is skipped at greater lengths, and one whose program needs more memory than
+there is, is not run.
 """
 
 import dataclasses
@@ -27,18 +28,18 @@ def sweep(
     *,
     announce: Callable[[str], None],
 ) -> Iterator[list[Row]]:
-    """Measures case by case; in a row stands who did what, and how it went.
-
-    Its `verdict` is 'measured', 'wrong', 'refused' (it raised, or lacks the memory) or
-    'skipped' (too slow before); all but the first with a `reason`.
+    """Measures case by case.
 
     Args:
-      plan: what is measured.
-      contenders: by whom.
-      announce: told what comes next.
+      plan: the cases.
+      contenders: the implementations, by name.
+      announce: called with a description of the next case.
 
     Yields:
-      The rows of a case.
+      The rows of a case, one for each implementation and mode. The `verdict` of a row
+      is 'measured', 'wrong', 'refused' (it raised, or there is too little memory) or
+      'skipped' (it was too slow at a smaller length); all but the first have a
+      `reason`.
     """
     slow: dict[tuple[Any, ...], str] = {}
     cases = list(works(plan))
@@ -58,7 +59,14 @@ def sweep(
 
 
 def works(plan: presets.Plan) -> Iterator[tuple[str, workload.Work]]:
-    """Every piece of work with the name of its sweep, 'length' or 'heads'."""
+    """Lists the work of the plan, each with the name of its sweep.
+
+    Args:
+      plan: the cases.
+
+    Yields:
+      The sweep, 'length' or 'heads', and the work.
+    """
     total = plan.num_heads * plan.width
     sizes = [
         ("length", length, plan.num_heads, plan.num_kv_heads) for length in plan.lengths
@@ -89,7 +97,7 @@ def _measure(
     contenders: Mapping[str, peers.Contender],
     slow: Mapping[tuple[Any, ...], str],
 ) -> list[Row]:
-    """A row for everyone: checked, then timed in turns with all the others."""
+    """Checks every implementation of a case, then times them in turns."""
     arrays = work.arrays()
     expected = workload.expected(arrays, work.visible)
     rows: list[Row] = []
@@ -97,7 +105,7 @@ def _measure(
     for name, contender in contenders.items():
         asked = []
         for mode in contender.modes:
-            # Who knows one mode only stands beside the others in any case.
+            # A contender with a single mode takes part in any case.
             if mode in plan.modes or len(contender.modes) == 1:
                 row = _describe(name, mode, sweep, work)
                 rows.append(row)
@@ -140,7 +148,16 @@ def _measure(
 
 
 def check(runner: workload.Runner, expected: workload.Expected, dtype: str) -> Row:
-    """Whether the runner may be timed: verdict, and error or reason."""
+    """Checks whether a runner may be timed.
+
+    Args:
+      runner: computes the result to be checked.
+      expected: the reference's result.
+      dtype: of query, key and value, which sets the tolerance.
+
+    Returns:
+      `verdict`, and `error` or `reason`: see `sweep`.
+    """
     limit = workload.memory_limit()
     if (runner.temporary_bytes or 0) > limit:
         reason = f"needs {runner.temporary_bytes:.1e} bytes, there are {limit:.1e}"
@@ -160,7 +177,7 @@ def check(runner: workload.Runner, expected: workload.Expected, dtype: str) -> R
 
 
 def _describe(name: str, mode: str, sweep: str, work: workload.Work) -> Row:
-    """What a row is about."""
+    """Returns the entries of a row that identify it."""
     sizes = dataclasses.asdict(work)
     del sizes["backward"]
     return {
@@ -173,27 +190,31 @@ def _describe(name: str, mode: str, sweep: str, work: workload.Work) -> Row:
 
 
 def _series(row: Row) -> tuple[Any, ...]:
-    """The rows that differ in their size alone."""
+    """Returns a key that rows share if they differ in size alone."""
     keys = ("sweep", "implementation", "mode", "direction", "dtype")
     return tuple(row[key] for key in keys)
 
 
 def exponents(rows: Sequence[Row]) -> list[Row]:
-    """How time and memory of each series grow with T; None: not known.
+    """Fits how time and memory of each implementation grow with T.
 
     Args:
-      rows: of `sweep`; those over lengths count.
+      rows: rows of `sweep`, of which those over lengths count.
+
+    Returns:
+      A row for each series, with the exponents `time` and `memory` of T; None where
+      there are too few lengths.
     """
     series: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["sweep"] == "length" and row["verdict"] == "measured":
             series.setdefault(_series(row), []).append(row)
-    found = []
+    fits = []
     for (_, name, mode, direction, dtype), points in series.items():
         lengths = [row["length"] for row in points]
         times = [row["milliseconds"][1] for row in points]
         memory = [row["temporary_bytes"] or 0 for row in points]
-        found.append(
+        fits.append(
             {
                 "implementation": name,
                 "mode": mode,
@@ -203,4 +224,4 @@ def exponents(rows: Sequence[Row]) -> list[Row]:
                 "memory": stopwatch.growth(lengths, memory),
             }
         )
-    return found
+    return fits

@@ -2,9 +2,9 @@
 
     python -m train.bench.memory '{"length": 4096, "backward": true}'
 
-prints {"peak_bytes": ..., "error": ...} for `attention.dot_product_attention`; the
-fields are those of `workload.Work`, `window` and `implementation`. The check of
-the result comes after the peak has been read.
+prints {"peak_bytes": ..., "error": ...} for `attention.dot_product_attention`. The
+fields are those of `workload.Work`, `window` and `implementation`. The result is
+checked after the peak has been read.
 """
 
 import dataclasses
@@ -29,12 +29,17 @@ _ROOT = pathlib.Path(__file__).parents[2]
 def in_child(
     work: workload.Work, *, window: int | None, implementation: str | None
 ) -> tuple[int, float]:
-    """Peak bytes of a fresh Python that does this work, and the error of the result.
+    """Measures a fresh Python process that does this work.
 
     Args:
-      work: what is to be done, causal or not.
-      window: keys that a query sees, its own counted; None: as `work` says.
-      implementation: of `attention.dot_product_attention`.
+      work: shapes, dtype and direction of the call.
+      window: number of keys that a query sees, counting its own position; None for the
+        mask of `work`.
+      implementation: name of an implementation of `attention.dot_product_attention`;
+        None for the automatic choice.
+
+    Returns:
+      Peak bytes of the process, and the error of the result.
 
     Raises:
       RuntimeError: the process failed.
@@ -51,14 +56,25 @@ def in_child(
     if child.returncode:
         last = child.stderr.strip().splitlines()[-1:]
         raise RuntimeError(f"exit status {child.returncode}: {''.join(last)}")
-    found = json.loads(child.stdout)
-    return found["peak_bytes"], found["error"]
+    measured = json.loads(child.stdout)
+    return measured["peak_bytes"], measured["error"]
 
 
 def measure(
     work: workload.Work, *, window: int | None, implementation: str | None
 ) -> dict[str, Any]:
-    """Does the work in this process, and reads the peak."""
+    """Does the work in this process, and reads its peak memory.
+
+    Args:
+      work: shapes, dtype and direction of the call.
+      window: number of keys that a query sees, counting its own position; None for the
+        mask of `work`.
+      implementation: name of an implementation of `attention.dot_product_attention`;
+        None for the automatic choice.
+
+    Returns:
+      `peak_bytes` and `error`, for JSON.
+    """
     visible = work.visible if window is None else masks.sliding_window(window)
     kernel = functools.partial(
         attention.dot_product_attention, implementation=implementation
@@ -72,10 +88,10 @@ def measure(
 
 
 def peak_bytes() -> int:
-    """The largest resident memory of this process so far."""
+    """Returns the largest resident memory of this process so far."""
     status = pathlib.Path("/proc/self/status")
     if status.exists():
-        # Linux hands a parent's peak on to the ru_maxrss of its children, not this.
+        # On Linux a child's ru_maxrss starts from its parent's peak, VmHWM does not.
         (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

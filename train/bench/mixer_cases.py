@@ -1,7 +1,8 @@
 """Primitives of mixers without their projections, as `mixers` measures them.
 
 Batch 1, float32, width 512: 8 heads of 64, or 512 channels (RWKV; Mamba, with 16
-numbers of state in each). Gradients are those of all that differs from token to token.
+numbers of state in each). Gradients are taken of all arguments that differ between
+tokens.
 """
 
 import functools
@@ -27,9 +28,9 @@ class Contender(NamedTuple):
     """A primitive.
 
     Attributes:
-      axes: of each argument, behind batch and length.
-      f: from these arguments to the outputs.
-      claimed: whether it is claimed to be fast.
+      axes: axes of each argument after batch and length.
+      f: maps these arguments to the outputs.
+      claimed: whether it is claimed to be several times as fast as flash.
     """
 
     axes: tuple[tuple[int, ...], ...]
@@ -100,9 +101,12 @@ def piece(name: str, length: int, *, backward: bool) -> Piece:
     """Compiles a contender.
 
     Args:
-      name: in `CONTENDERS`.
+      name: key of `CONTENDERS`.
       length: T.
       backward: whether the gradients of its arguments are computed too.
+
+    Returns:
+      The program with random arguments.
     """
     contender = CONTENDERS[name]
     rng = np.random.default_rng(0)

@@ -3,8 +3,8 @@
     seconds ≈ c · Tᵅ,   α at most 1.15        forward, T from 2048 to 32768
     at T = 16384 at least three times as fast as full causal flash attention
 
-`mixer_cases` says of what. The second claim is made for linear attention,
-Performer, RWKV and Mamba; the others stand beside them.
+`mixer_cases` lists the mixers. The second claim is made for linear attention,
+Performer, RWKV and Mamba; the other mixers are measured for comparison.
 
 `train.benchmark --what=mixers` is the program.
 """
@@ -32,15 +32,16 @@ Row = Mapping[str, Any]
 def measure(
     *, divisor: int, rounds: int, announce: Callable[[str], None]
 ) -> Iterator[list[dict[str, Any]]]:
-    """Measures: each mixer at all lengths in turns, then everyone at one length.
+    """Measures each mixer at all lengths in turns, then all mixers at one length.
 
     Args:
-      divisor: of every length; 1 where the claims are judged.
-      rounds: measurements of each, at most.
-      announce: told what comes next.
+      divisor: divides every length; 1 where the claims are judged.
+      rounds: largest number of measurements of each case.
+      announce: called with a description of the next cases.
 
     Yields:
-      Rows: `part`, 'growth' or 'race', and what `train.benchmark --compare` reads.
+      The rows measured together, each with its `part`, 'growth' or 'race', and the
+      fields that `train.benchmark --compare` reads.
     """
     forward, _ = DIRECTIONS
     for name in mixer_cases.CONTENDERS:
@@ -70,7 +71,7 @@ def _in_turns(
         for name, length in works
     }
     seconds = stopwatch.interleaved(
-        {key: own.run for key, own in pieces.items()},
+        {key: piece.run for key, piece in pieces.items()},
         stopwatch.turns(rounds, seconds=SECONDS),
     )
     return [
@@ -95,7 +96,7 @@ def _in_turns(
 
 
 def line(rows: Sequence[Row]) -> str:
-    """What was measured in the same turns, in one line."""
+    """Formats the rows measured together as one line."""
     words = [
         f"{x['implementation']} T={x['length']} {x['milliseconds'][1]:.4g} ms"
         for x in rows
@@ -104,28 +105,28 @@ def line(rows: Sequence[Row]) -> str:
 
 
 def claims(rows: Sequence[Row], *, judged: bool) -> list[dict[str, Any]]:
-    """What the rows say of the claims.
+    """Judges the claims by the rows.
 
     Args:
-      rows: of `measure`, so far.
+      rows: the rows measured so far.
       judged: whether they were measured at the lengths of the claims.
 
     Returns:
-      asked, limit (in words), unit, measured and verdict: 'met', 'missed', 'not
-      claimed' or 'not judged'.
+      For each claim: `asked`, `limit` as text, `unit`, `measured` and `verdict`, which
+      is 'met', 'missed', 'not claimed' or 'not judged'.
     """
-    found = []
+    judgements = []
     for name, contender in mixer_cases.CONTENDERS.items():
-        grown = [
+        series = [
             x for x in rows if (x["part"], x["implementation"]) == ("growth", name)
         ]
         exponent = stopwatch.growth(
-            [x["length"] for x in grown], [x["milliseconds"][1] for x in grown]
+            [x["length"] for x in series], [x["milliseconds"][1] for x in series]
         )
         if exponent is not None:
             met = exponent <= MOST_GROWTH
             limit = f"at most {MOST_GROWTH}"
-            found.append(_claim(f"{name}: time ~ T^", limit, [exponent], met))
+            judgements.append(_claim(f"{name}: time ~ T^", limit, [exponent], met))
         speeds = _speeds(rows, name)
         if name != mixer_cases.FLASH and len(speeds) == len(DIRECTIONS):
             asked = f"{name}: times as fast as flash, {' / '.join(DIRECTIONS)}"
@@ -133,14 +134,14 @@ def claims(rows: Sequence[Row], *, judged: bool) -> list[dict[str, Any]]:
             claim = _claim(asked, f"at least {LEAST_SPEED:g}", speeds, met)
             if not contender.claimed:
                 claim |= {"limit": "", "verdict": "not claimed"}
-            found.append(claim)
+            judgements.append(claim)
     if not judged:
-        found = [claim | {"verdict": "not judged"} for claim in found]
-    return found
+        return [claim | {"verdict": "not judged"} for claim in judgements]
+    return judgements
 
 
 def _speeds(rows: Sequence[Row], name: str) -> list[float]:
-    """Flash's medians over those of a mixer, of the directions raced so far."""
+    """Divides flash's medians by those of a mixer, for the directions so far."""
     medians = {
         (x["implementation"], x["direction"]): x["milliseconds"][1]
         for x in rows
@@ -164,21 +165,23 @@ def _claim(asked: str, limit: str, measured: list[float], met: bool) -> dict[str
 
 
 def rendered(results: Mapping[str, Any]) -> Iterator[rich.table.Table]:
-    """Medians of both parts, and the claims."""
+    """Renders the medians of both parts, and the claims, as tables."""
     rows = results["rows"]
     for part, of_line, of_column in (
         ("growth", "implementation", "length"),
         ("race", "implementation", "direction"),
     ):
-        own = [row for row in rows if row["part"] == part]
-        columns = list(dict.fromkeys(row[of_column] for row in own))
-        length = "" if part == "growth" else f" at T={own[0]['length']}" if own else ""
+        of_part = [row for row in rows if row["part"] == part]
+        columns = list(dict.fromkeys(row[of_column] for row in of_part))
+        length = ""
+        if part == "race" and of_part:
+            length = f" at T={of_part[0]['length']}"
         table = terminal.table(
             f"{part}{length}: milliseconds, median (temporary MB)",
             *("", *map(str, columns)),
         )
         lines: dict[str, dict[Any, str]] = {}
-        for row in own:
+        for row in of_part:
             memory = row["temporary_bytes"]
             text = f"{row['milliseconds'][1]:.4g}"
             text += "" if memory is None else f" ({memory / 1e6:.3g})"
@@ -207,7 +210,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> int:
-    """Measures the mixers; writes and shows what was found."""
+    """Measures the mixers; writes and shows the results."""
     path = pathlib.Path(values.workdir).absolute()
     with cli.usage_errors():
         path.mkdir(parents=True, exist_ok=True)
@@ -228,7 +231,7 @@ def main(values: flags.FlagValues) -> int:
 
     rounds = values.rounds or ROUNDS
     try:
-        # Seldom drawn anew: that takes time from what is measured.
+        # Redrawn seldom, since that takes time from what is measured.
         with console.status("", refresh_per_second=1) as status:
             for rows in measure(
                 divisor=values.divisor, rounds=rounds, announce=status.update

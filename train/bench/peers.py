@@ -1,8 +1,9 @@
-"""Who takes part in the benchmark of attention: a literal table, names to runners.
+"""The implementations that the benchmark of attention compares, in a literal table.
 
-Ours by the names of `attention.IMPLEMENTATIONS` ('auto' is implementation=None), and
-those it is measured against. A stranger's kernel has the signature of
-`jax.nn.dot_product_attention`, of which `is_causal` is used, and joins as 'target'.
+They are those of `attention.IMPLEMENTATIONS` ('auto' is implementation=None) and those
+of other libraries. A kernel of the user's has the signature of
+`jax.nn.dot_product_attention`, of which `is_causal` is used, and takes part as
+'target'.
 """
 
 import functools
@@ -24,10 +25,10 @@ TARGET = "target"
 
 
 class Contender(NamedTuple):
-    """One that can be measured.
+    """An implementation that can be measured.
 
     Attributes:
-      missing: why it is not to be had here, in words; None: it is.
+      missing: returns why it is not available here, or None if it is.
       runners: (work, arrays) -> a runner for each of its modes.
       modes: 'jit' and 'eager', or one of them.
     """
@@ -40,7 +41,12 @@ class Contender(NamedTuple):
 def of_kernel(
     kernel: workload.Kernel, missing: Callable[[], str | None] = lambda: None
 ) -> Contender:
-    """A contender of `kernel(query, key, value, is_causal=...)`, traceable by jax."""
+    """Makes a contender of a kernel.
+
+    Args:
+      kernel: `kernel(query, key, value, is_causal=...)`, traceable by jax.
+      missing: returns why it is not available here, or None if it is.
+    """
 
     def runners(
         work: workload.Work, arrays: Sequence[Array]
@@ -70,7 +76,7 @@ def splash(
     is_causal: bool,
     interpret: bool = False,
 ) -> Array:
-    """Splash attention, jax's own kernel for TPUs, on [B T N H]."""
+    """Splash attention, jax's kernel for TPUs, on [B T N H]."""
     from jax.experimental.pallas.ops.tpu import splash_attention  # slow to import
 
     batch_size, length, num_heads, width = query.shape
@@ -81,7 +87,7 @@ def splash(
     kernel = splash_attention.make_splash_mqa_single_device(
         splash_attention.MultiHeadMask(group), interpret=interpret
     )
-    # It knows no scale.
+    # The kernel takes no scale.
     grouped = (query / width**0.5).astype(query.dtype)
     grouped = grouped.reshape(batch_size, length, kv_heads, -1, width)
     output = jax.vmap(jax.vmap(kernel))(
@@ -149,14 +155,17 @@ CONTENDERS: Mapping[str, Contender] = types.MappingProxyType(
 def choose(
     names: Sequence[str], target: workload.Kernel | None
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Those of these names that are to be had, and why the others are not.
+    """Selects the available contenders.
 
     Args:
-      names: of `CONTENDERS`.
-      target: a stranger's kernel; None: there is none.
+      names: keys of `CONTENDERS`.
+      target: a kernel of the user's, or None.
+
+    Returns:
+      The contenders by name, and for each unavailable name the reason.
 
     Raises:
-      ValueError: a name is unknown, or nobody is left.
+      ValueError: a name is unknown, or no contender is available.
     """
     table = dict(CONTENDERS)
     unknown = [name for name in names if name not in table]

@@ -12,7 +12,7 @@ from train.report import figures
 
 _COLORS = (figures.VERMILLION, figures.BLUE, "#009E73", figures.ORANGE, "#CC79A7")
 _STYLES = {"jit": "-", "eager": ":"}
-# Sweep, and what stands on the axes.
+# Sweep and quantity of each panel.
 _PANELS = (("length", "time"), ("length", "memory"), ("heads", "time"))
 _ACROSS = {"length": "length T", "heads": "heads N at fixed N · H"}
 _UP = {"time": "time (ms)", "memory": "temporary memory (MB)"}
@@ -21,12 +21,15 @@ _UP = {"time": "time (ms)", "memory": "temporary memory (MB)"}
 def draw(
     folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], *, dtype: str
 ) -> pathlib.Path:
-    """Draws what was measured in one dtype: forward above, forward+backward below.
+    """Draws the measurements in one dtype: forward above, forward+backward below.
 
     Args:
-      folder: where attention_DTYPE.png and .npz go; made if missing.
-      rows: of `implementations.sweep`, those that were measured.
-      dtype: of the rows that are drawn.
+      folder: folder for attention_DTYPE.png and .npz, which is made if missing.
+      rows: rows of `implementations.sweep` whose verdict is 'measured'.
+      dtype: dtype of the rows that are drawn.
+
+    Returns:
+      Path of the picture.
     """
     rows = [row for row in rows if row["dtype"] == dtype]
     directions = presets.DIRECTIONS
@@ -69,7 +72,7 @@ def _panel(
     quantity: str,
     colors: Mapping[str, str],
 ) -> dict[str, np.ndarray]:
-    """Draws a line for each implementation and mode; returns its points, x and y's."""
+    """Draws a line for each implementation and mode, and returns its points."""
     drawn = {}
     for name, color in colors.items():
         for mode, style in _STYLES.items():
@@ -101,7 +104,7 @@ def _panel(
 
 
 def _point(row: Mapping[str, Any], quantity: str) -> list[float]:
-    """T or N, and first quartile, median and third quartile of what is drawn."""
+    """Returns T or N, then first quartile, median and third quartile."""
     size = row["length"] if row["sweep"] == "length" else row["num_heads"]
     if quantity == "time":
         return [size, *row["milliseconds"]]

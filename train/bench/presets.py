@@ -1,4 +1,4 @@
-"""What the benchmark of attention measures: a plan, and the presets by name."""
+"""The plan of a benchmark of attention, and the presets by name."""
 
 import dataclasses
 import types
@@ -13,27 +13,28 @@ DIRECTIONS = ("forward", "forward+backward")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured.
+    """The cases of a benchmark, and how they are measured.
 
     Attributes:
-      implementations: names of `peers.CONTENDERS`.
+      implementations: keys of `peers.CONTENDERS`.
       lengths: T = S, ascending.
-      dtypes: of query, key and value.
-      modes: 'jit' and 'eager'; PyTorch knows 'eager' alone and runs in any case.
+      dtypes: dtypes of query, key and value.
+      modes: 'jit' and 'eager'; PyTorch, which has 'eager' alone, runs in any case.
       directions: 'forward' and 'forward+backward'.
       batch_size: B.
       num_heads: N.
       num_kv_heads: K.
       width: H.
-      is_causal: whether query i sees keys j <= i alone.
+      is_causal: whether query i attends to keys j <= i only.
       head_counts: N, in the sweep at fixed N * H; may be empty.
       head_length: T of that sweep.
-      rounds: measurements of each, at most.
-      seconds: after which a case ends, once each was measured three times.
-      patience: seconds of a call after which nothing longer is asked for.
-      product_size: of the matrix product.
-      claims: 1: `claims` are measured too; 0: not; n: at lengths n times
-        smaller, and not judged.
+      rounds: largest number of measurements of each implementation.
+      seconds: time after which a case ends, once each was measured three times.
+      patience: seconds of a call after which an implementation is skipped at greater
+        lengths.
+      product_size: rows and columns of the matrix product.
+      claims: 0 to leave out `claims`, 1 to measure and judge them, n to measure them at
+        lengths n times smaller without judging.
     """
 
     implementations: tuple[str, ...]

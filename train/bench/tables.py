@@ -1,4 +1,4 @@
-"""What the benchmark of attention shows: lines, tables, the ratios of two results."""
+"""Output of the benchmark of attention: lines, tables, the ratios of two results."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ Results = Mapping[str, Any]
 
 
 def case_line(rows: Sequence[Row]) -> str:
-    """A case in one line: who took how long."""
+    """Formats the medians of a case as one line."""
     parts = []
     for row in rows:
         measured = row["verdict"] == "measured"
@@ -26,12 +26,12 @@ def case_line(rows: Sequence[Row]) -> str:
 
 
 def claim_line(claim: Row) -> str:
-    """A claim in one line."""
+    """Formats a claim as one line."""
     return f"{claim['asked']}: {_numbers(claim)} {claim['verdict']}"
 
 
 def show(console: rich.console.Console, results: Results) -> None:
-    """Prints all that was measured."""
+    """Prints all results: tables, what was not measured and why, and claims."""
     console.print(machine.words(results["machine"]))
     keys = ("sweep", "dtype", "direction")
     tables: dict[tuple[str, ...], list[Row]] = {}
@@ -57,7 +57,7 @@ def show(console: rich.console.Console, results: Results) -> None:
 
 
 def _times(sweep: str, rows: Sequence[Row]) -> rich.table.Table:
-    """A line for each implementation and mode; a column for each size."""
+    """Makes a table with a line for each implementation and mode, a column per size."""
     size, letter = ("length", "T") if sweep == "length" else ("num_heads", "N")
     fixed = rows[0]
     heads, width = fixed["num_heads"], fixed["width"]
@@ -85,7 +85,7 @@ def _times(sweep: str, rows: Sequence[Row]) -> rich.table.Table:
 
 
 def _details(rows: Sequence[Row], exponents: Sequence[Row]) -> rich.table.Table:
-    """What else is known, at the greatest length that each was measured at."""
+    """Makes a table of rates, compilation, memory and growth at the greatest length."""
     table = terminal.table(
         "at the greatest length measured",
         *("", "T", "share of product", "compiled in", "traces", "temporary"),
@@ -99,7 +99,7 @@ def _details(rows: Sequence[Row], exponents: Sequence[Row]) -> rich.table.Table:
         if all(x[key] == rows[0][key] for key in ("direction", "dtype"))
     }
     for name, row in last.items():
-        found = growth.get(name, {})
+        exponent = growth.get(name, {})
         table.add_row(
             name,
             str(row["length"]),
@@ -107,7 +107,7 @@ def _details(rows: Sequence[Row], exponents: Sequence[Row]) -> rich.table.Table:
             _text(row["compile_seconds"], "{:.2f} s"),
             _text(row["traces"], "{}"),
             _text(row["temporary_bytes"], "{:.3g} bytes"),
-            *(_text(found.get(key), "{:.2f}") for key in ("time", "memory")),
+            *(_text(exponent.get(key), "{:.2f}") for key in ("time", "memory")),
         )
     return table
 
@@ -145,11 +145,15 @@ def _numbers(claim: Row) -> str:
 
 
 def compare(console: rich.console.Console, paths: Sequence[pathlib.Path]) -> None:
-    """Prints the ratios of what two files have in common, the second to the first.
+    """Prints the ratios of the numbers that two files share, the second to the first.
+
+    Args:
+      console: where the table is printed.
+      paths: two files of results.
 
     Raises:
       OSError: a file cannot be read.
-      ValueError: a file holds no results, or they have nothing in common.
+      ValueError: a file holds no results, or the files share none.
     """
     first, second = (_medians(path) for path in paths)
     common = [key for key in first if key in second]
@@ -167,23 +171,23 @@ def compare(console: rich.console.Console, paths: Sequence[pathlib.Path]) -> Non
 
 
 def _medians(path: pathlib.Path) -> dict[str, float]:
-    """Numbers of a file of results, by what they are, in words."""
+    """Reads the numbers of a file of results, each with its description."""
     try:
         results = json.loads(path.read_text())
         if results["what"] == "train_step":
             steps = results["milliseconds"].items()
             return {f"{name}, ms per step": x[1] for name, x in steps}
-        found = {
+        medians = {
             _label(row): row["milliseconds"][1]
             for row in results["rows"]
             if row["verdict"] == "measured"
         }
         for claim in results["claims"]:
             for i, x in enumerate(claim["measured"] or ()):
-                found[f"{claim['asked']} ({i + 1}) {claim['unit']}".strip()] = x
+                medians[f"{claim['asked']} ({i + 1}) {claim['unit']}".strip()] = x
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no results of a benchmark: {error}") from None
-    return found
+    return medians
 
 
 def _label(row: Row) -> str:

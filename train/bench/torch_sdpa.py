@@ -2,7 +2,7 @@
 
     torch.nn.functional.scaled_dot_product_attention(query, key, value) on [B N T H]
 
-The tensors lie in its own order before the clock starts. Only `train.bench.peers`
+The tensors are in PyTorch's order before the clock starts. Only `train.bench.peers`
 imports this, and only where PyTorch is installed (the extra `peers`).
 """
 
@@ -20,7 +20,7 @@ from train.bench import workload
 
 
 def missing() -> str | None:
-    """Why it cannot run beside jax; None: it can."""
+    """Returns why PyTorch cannot run beside jax here, or None if it can."""
     if jax.default_backend() == "cpu":
         return None
     if jax.default_backend() == "gpu" and torch.cuda.is_available():
@@ -31,10 +31,10 @@ def missing() -> str | None:
 def runners(
     work: workload.Work, arrays: Sequence[jax.Array]
 ) -> dict[str, workload.Runner]:
-    """The runner 'eager': forward without a graph, or with gradients by autograd.
+    """Makes the runner 'eager': forward without a graph, or gradients by autograd.
 
     Args:
-      work: what is to be done.
+      work: shapes, dtype and direction of the call.
       arrays: query, key, value and, for gradients, the output's cotangent.
     """
     torch.set_num_threads(os.cpu_count() or 1)
@@ -61,15 +61,15 @@ def runners(
             torch.cuda.synchronize()
 
     def outputs(cotangent: jax.Array | None) -> workload.Outputs:
-        given = [] if cotangent is None else [_tensor(cotangent, work.dtype)]
-        found = function(*given)
-        return [x.double().transpose(1, 2).cpu().numpy() for x in found]
+        rest = [] if cotangent is None else [_tensor(cotangent, work.dtype)]
+        results = function(*rest)
+        return [x.double().transpose(1, 2).cpu().numpy() for x in results]
 
     return {"eager": workload.Runner(run, outputs)}
 
 
 def _tensor(x: jax.Array, dtype: str) -> Any:
-    """[B L N H] -> [B N L H], contiguous, where jax computes."""
+    """Copies [B L N H] to a contiguous tensor [B N L H] on the device jax uses."""
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
     array = np.asarray(x)
     if dtype == "bfloat16":  # which NumPy does not have

@@ -1,8 +1,8 @@
-"""The same language model in eager PyTorch: what a training step is measured against.
+"""The same language model and training step in eager PyTorch, for comparison.
 
 Only `train.benchmark` imports this, and only where PyTorch is installed (the extra
-`peers`). It takes the parameters of `models.transformer.CausalLM`, so that both can be
-shown to compute the same thing before either is timed.
+`peers`). It copies the parameters of `models.transformer.CausalLM`, so that the logits
+of both can be compared before either is timed.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ class CausalLM(torch.nn.Module):
     """Pre-norm decoder with rotary positions, tied embeddings and no biases."""
 
     def __init__(self, config: model_config.CausalLMConfig, params: dict[str, Any]):
-        """Copies the parameters; kernels keep flax's layout, inputs first."""
+        """Copies the parameters; kernels keep flax's layout [inputs, outputs]."""
         super().__init__()
         supported = dict(
             num_kv_heads=0,
@@ -101,7 +101,7 @@ class Trainer:
     def __init__(
         self, model: CausalLM, config: config_lib.Config, corpus: data.Corpus
     ) -> None:
-        """Sets up the optimiser; weight decay on matrices only."""
+        """Sets up the optimiser, with weight decay on matrices only."""
         if config.train.accumulation != 1:
             raise ValueError(
                 "the PyTorch peer needs train.accumulation=1, "
@@ -142,13 +142,13 @@ class Trainer:
 
 
 def logits(model: CausalLM, tokens: np.ndarray) -> np.ndarray:
-    """Logits without gradients, as NumPy."""
+    """Computes logits without gradients, as NumPy."""
     with torch.no_grad():
         return model(torch.tensor(tokens, dtype=torch.int64)).numpy()
 
 
 def version() -> str:
-    """PyTorch's version and the number of its threads."""
+    """Returns PyTorch's version and the number of its threads."""
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 

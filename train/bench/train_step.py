@@ -39,13 +39,13 @@ def measure(
     """Times a training step here and, where it is installed, in PyTorch.
 
     Args:
-      config: model, batch and optimiser.
+      config: configuration of model, batch and optimiser.
       corpus: tokens to train on.
-      rounds: measurements of each.
+      rounds: number of measurements.
       steps: training steps of one measurement.
 
     Returns:
-      Results for JSON; None if the two models disagree.
+      Results for JSON; None if the logits of the two models differ.
     """
     model = transformer.CausalLM(config.model, corpus.tokenizer.vocab_size)
     train_rng, *_ = loop.keys(config.seed)
@@ -97,7 +97,7 @@ def measure(
 
 
 def _peer(config: config_lib.Config, params: Any, corpus: data.Corpus) -> Any:
-    """PyTorch's trainer, logits and version; None: it cannot take part, and why."""
+    """Makes PyTorch's trainer, logits and version; None if it cannot take part."""
     if not importlib.util.find_spec("torch"):
         return None
     from train.bench import torch_steps  # an extra, and slow to import
@@ -112,11 +112,19 @@ def _peer(config: config_lib.Config, params: Any, corpus: data.Corpus) -> Any:
 
 
 def step_flops(config: config_lib.Config, params: Any, *, vocab_size: int) -> float:
-    """Floating-point operations of a step's matrix products, forward and backward.
+    """Counts operations of a step's matrix products, forward and backward.
 
-    Six for every weight of a matrix and every token, and for the scores and weighted
-    sums of attention; the causal mask saves none in the dense form. What recurrences
-    compute without a weight is not among them.
+    There are six for every weight of a matrix and every token, and for each score and
+    term of a weighted sum of attention; the causal mask saves none in the dense form.
+    Products without a weight inside recurrences are not counted.
+
+    Args:
+      config: configuration of model and batch.
+      params: parameters of the model.
+      vocab_size: V.
+
+    Returns:
+      Floating-point operations of one training step.
     """
     model, train = config.model, config.train
     leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -165,7 +173,7 @@ def main(values: flags.FlagValues) -> int:
     with cli.usage_errors():
         corpus = workdir.load_corpus(config)
         output = pathlib.Path(values.output).absolute() if values.output else None
-        # Asked now: after a long measurement it would be too late.
+        # Checked now: after a long measurement it would be too late.
         if output and not output.parent.is_dir():
             raise ValueError(f"no folder for --output={values.output}")
     rounds = values.rounds or ROUNDS

@@ -1,8 +1,8 @@
-"""What the claims about flash attention measure: ratios, bytes and seconds.
+"""The measurements behind the claims about flash attention: ratios, bytes, seconds.
 
-float32, 8 heads of 64 unless said otherwise. Ratios are of medians measured in turns;
-each side is compared with the reference before it is timed. Documents, lengths and all
-other data are the same in every run.
+float32, 8 heads of 64 unless stated otherwise. Ratios are those of medians measured in
+turns; each side is compared with the reference before it is timed. Documents, lengths
+and all other data are the same in every run.
 """
 
 import dataclasses
@@ -21,17 +21,17 @@ from train.bench import implementations, memory, peers, workload
 from train.report import compilation, stopwatch
 
 OURS = "flash"
-# Around the sizes of blocks and vectors, and between them.
+# Lengths near the sizes of blocks and vectors, and between them.
 SHORT = (1, 2, 3, 8, 17, 32, 63, 64, 65, 96, 128, 200, 256, 300, 384, 511, 512)
 DOCUMENTS = 12
 
 
 class Skipped(Exception):
-    """A claim that cannot be tested here."""
+    """The claim cannot be tested here."""
 
 
 class Wrong(Exception):
-    """A result that differs from the reference."""
+    """The result differs from the reference."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Scale:
     """How the claims are measured.
 
     Attributes:
-      divisor: of every length; 1 where the claims are judged.
-      rounds: measurements of each side, at most.
-      seconds: after which a comparison ends, once each was measured three times.
+      divisor: divides every length; 1 where the claims are judged.
+      rounds: largest number of measurements of each side.
+      seconds: time after which a comparison ends, once each was measured three times.
     """
 
     divisor: int
@@ -49,11 +49,11 @@ class Scale:
     seconds: float
 
     def length(self, full: int) -> int:
-        """A length or the size of a block."""
+        """Divides a length, or the size of a block."""
         return max(full // self.divisor, 1)
 
     def medians(self, *runs: Callable[[], Any]) -> list[float]:
-        """Seconds of each, measured in turns."""
+        """Measures functions in turns, and returns the median seconds of each."""
         seconds = stopwatch.interleaved(
             {str(i): run for i, run in enumerate(runs)},
             stopwatch.turns(self.rounds, seconds=self.seconds),
@@ -61,7 +61,7 @@ class Scale:
         return [float(np.median(x)) for x in seconds.values()]
 
     def ratio(self, run: Callable[[], Any], other: Callable[[], Any]) -> float:
-        """How long `run` takes, as a share of `other`."""
+        """Measures two functions in turns; the time of `run` over that of `other`."""
         ours, theirs = self.medians(run, other)
         return ours / theirs
 
@@ -71,7 +71,7 @@ def _flash(
     arrays: list[jax.Array],
     visible: masks.Mask | None,
 ) -> workload.Runner:
-    """Ours, compiled and found right."""
+    """Compiles flash, and compares it with the reference."""
     kernel = functools.partial(attention.dot_product_attention, implementation=OURS)
     runner = workload.jax_runners(kernel, arrays, mask=visible)["jit"]
     _check(runner, workload.expected(arrays, visible), work.dtype)
@@ -79,13 +79,23 @@ def _flash(
 
 
 def _check(runner: workload.Runner, expected: workload.Expected, dtype: str) -> None:
-    found = implementations.check(runner, expected, dtype)
-    if found["verdict"] != "measured":
-        raise Wrong(found["reason"])
+    checked = implementations.check(runner, expected, dtype)
+    if checked["verdict"] != "measured":
+        raise Wrong(checked["reason"])
 
 
 def against(name: str, mode: str, is_causal: bool, scale: Scale) -> list[float]:
-    """Forward and forward+backward at T = 4096 against another implementation."""
+    """Times flash against another implementation at T = 4096.
+
+    Args:
+      name: key of `peers.CONTENDERS`.
+      mode: 'jit' or 'eager', of the other implementation.
+      is_causal: whether query i attends to keys j <= i only.
+      scale: lengths, rounds and time of the measurements.
+
+    Returns:
+      The ratios of forward and of forward+backward.
+    """
     contender = peers.CONTENDERS[name]
     if reason := contender.missing():
         raise Skipped(reason)
@@ -108,7 +118,17 @@ def against_full(
     is_causal: bool,
     scale: Scale,
 ) -> list[float]:
-    """Flash under a mask against flash that sees all, or all the past."""
+    """Times flash under a sparse mask against full or full causal flash, forward.
+
+    Args:
+      length: T = S.
+      mask: makes the sparse mask for the scale and a length.
+      is_causal: whether the full one is causal.
+      scale: lengths, rounds and time of the measurements.
+
+    Returns:
+      The ratio.
+    """
     work = workload.Work(length=scale.length(length), is_causal=is_causal)
     arrays = work.arrays()
     ours = _flash(work, arrays, mask(scale, work.length))
@@ -117,13 +137,13 @@ def against_full(
 
 
 def window(scale: Scale, length: int) -> masks.Mask:
-    """The last 256 keys."""
+    """Makes the mask of the last 256 keys."""
     del length
     return masks.sliding_window(scale.length(256))
 
 
 def documents(scale: Scale, length: int) -> masks.Mask:
-    """Documents of uneven lengths."""
+    """Makes the causal mask of packed documents of uneven lengths."""
     del scale
     rng = np.random.default_rng(0)
     starts = 1 + np.sort(rng.choice(length - 1, DOCUMENTS - 1, replace=False))
@@ -132,13 +152,13 @@ def documents(scale: Scale, length: int) -> masks.Mask:
 
 
 def bigbird(scale: Scale, length: int) -> masks.Mask:
-    """Five blocks: three around the query, the first, and one at random."""
+    """Makes bigbird's mask: three blocks around the query, the first, a random one."""
     block = scale.length(128)
     return masks.bigbird(block, 3, 1, 1, 0, length=length)
 
 
 def rows_of_lengths(scale: Scale) -> list[float]:
-    """Rows of several lengths in one call, against calls of one row each."""
+    """Times rows of several lengths in one call, against one call for each row."""
     lengths = [scale.length(length) for length in (512, 1024, 2048, 4096)]
     work = workload.Work(length=lengths[-1], batch_size=len(lengths), is_causal=False)
     arrays = work.arrays()
@@ -153,7 +173,11 @@ def rows_of_lengths(scale: Scale) -> list[float]:
 
 
 def short(scale: Scale) -> list[float]:
-    """The worst of `SHORT`: implementation=None against the better of two."""
+    """Times implementation=None against the better of two, at the lengths `SHORT`.
+
+    Returns:
+      The largest ratio.
+    """
     ratios = []
     for length in SHORT[:: scale.divisor]:
         work = workload.Work(length=length)
@@ -166,13 +190,13 @@ def short(scale: Scale) -> list[float]:
             runs.append(runner.run)
         # Short calls are noisy, and cheap to repeat.
         patient = dataclasses.replace(scale, rounds=5 * scale.rounds)
-        ours, *others = patient.medians(*runs)
-        ratios.append(ours / min(others))
+        automatic, *named = patient.medians(*runs)
+        ratios.append(automatic / min(named))
     return [max(ratios)]
 
 
 def memory_doubles(scale: Scale) -> list[float]:
-    """The larger factor by which temporary memory grows from T to 2T to 4T."""
+    """Measures temporary memory at T, 2T and 4T; returns the larger growth factor."""
     kernel = functools.partial(
         attention.dot_product_attention, is_causal=True, implementation=OURS
     )
@@ -188,7 +212,14 @@ def memory_doubles(scale: Scale) -> list[float]:
 
 
 def peak(window: int | None, work: workload.Work, scale: Scale) -> list[float]:
-    """Gigabytes of a process that does this work."""
+    """Measures the peak memory, in gigabytes, of a process that does this work.
+
+    Args:
+      window: number of keys that a query sees, counting its own position; None for the
+        mask of `work`.
+      work: shapes, dtype and direction of the call.
+      scale: divides the lengths.
+    """
     peak, error = memory.in_child(
         dataclasses.replace(work, length=scale.length(work.length)),
         window=None if window is None else scale.length(window),
@@ -200,7 +231,7 @@ def peak(window: int | None, work: workload.Work, scale: Scale) -> list[float]:
 
 
 def compile_seconds(scale: Scale) -> list[float]:
-    """Seconds to trace and compile forward+backward, under the slowest mask."""
+    """Measures the seconds to trace and compile under the slowest built-in mask."""
     work = workload.Work(length=scale.length(65536), backward=True)
     seconds = []
     for mask in built_in(work.length, scale.length(1024)):
@@ -214,11 +245,11 @@ def compile_seconds(scale: Scale) -> list[float]:
 
 
 def built_in(length: int, size: int) -> list[masks.Mask | None]:
-    """A mask of every constructor, for sequences of this length.
+    """Makes a mask of every constructor.
 
     Args:
       length: T = S.
-      size: of windows, chunks, prefixes and documents; blocks are an eighth of it.
+      size: size of windows, chunks, prefixes and documents; blocks are an eighth of it.
     """
     ids = jnp.arange(length, dtype=jnp.int32) // size
     return [

@@ -1,11 +1,11 @@
-"""One piece of work, whoever does it, and the check that it was done right.
+"""A piece of work for any implementation, and the check of its result.
 
     o = softmax(q kᵀ / √H, over the visible keys) v;   dq, dk, dv given do
 
 Nothing is timed before `Expected.error` has compared it with the reference. At lengths
-too large for the dense form that is done in a sample of query rows: a cotangent that
-vanishes in all other rows makes dk and dv sums over the sample alone, so that these
-gradients are checked in full.
+too large for the dense form a sample of query rows is compared: a cotangent that is 0
+in all other rows makes dk and dv sums over the sample alone, so that these gradients
+are checked in full.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from train.report import compilation
 
 # Largest error, as a share of the largest expected value.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-# Of float32 on accelerators, where products are rounded to fewer bits by default.
+# Tolerance of float32 on accelerators, whose products have fewer bits by default.
 ACCELERATOR_TOLERANCE = 2e-2
-# Rows that are checked, and numbers in their score matrices, at most.
+# Largest number of rows that are checked, and of numbers in their score matrices.
 ROWS, SCORES = 256, 2**25
 
 Kernel = Callable[..., Any]
@@ -35,14 +35,21 @@ Outputs = Sequence[Float[Any, "B L N H"]]
 
 
 class WrongShape(ValueError):
-    """The outputs have not the shapes of the reference's."""
+    """The shapes of the outputs differ from those of the reference."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Shapes and dtype of a call; T = S, and D = H.
+    """Shapes and dtype of a call, with T = S and D = H.
 
     Attributes:
+      length: T.
+      dtype: dtype of query, key and value.
+      batch_size: B.
+      num_heads: N.
+      num_kv_heads: K.
+      width: H.
+      is_causal: whether query i attends to keys j <= i only.
       backward: whether the gradients of query, key and value are computed too.
     """
 
@@ -62,22 +69,23 @@ class Work:
 
     @property
     def visible(self) -> masks.Mask | None:
-        """Who may attend to whom; None: all to all."""
+        """The mask; None if every query attends to all keys."""
         return masks.causal() if self.is_causal else None
 
     @property
     def flops(self) -> float:
         """Floating-point operations of the matrix products over the visible pairs.
 
-        Two products forward; five backward, the scores being computed again. The same
-        number for everyone, also where hidden pairs are computed or less is repeated.
+        There are two products forward and five backward, with the scores computed
+        again. All implementations are credited with this number, also those that
+        compute hidden pairs or keep the scores.
         """
         keys = (self.length + 1) / 2 if self.is_causal else self.length
         pairs = self.batch_size * self.num_heads * self.length * keys
         return pairs * 2 * self.width * (7 if self.backward else 2)
 
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
-        """Of query, key, value and, with `backward`, the output's cotangent."""
+        """Returns the shapes of query, key, value and, if needed, the cotangent."""
         heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         heads += [self.num_heads] * self.backward
         return [
@@ -88,7 +96,7 @@ class Work:
         ]
 
     def arrays(self) -> list[Array]:
-        """Normal random numbers of these shapes, the same in every run."""
+        """Draws normal random numbers of these shapes, the same in every run."""
         rng = np.random.default_rng(0)
         return [
             jnp.asarray(rng.standard_normal(x.shape, np.float32), x.dtype)
@@ -97,15 +105,16 @@ class Work:
 
 
 class Runner(NamedTuple):
-    """A way to do one piece of work.
+    """An implementation bound to one piece of work.
 
     Attributes:
-      run: does it, and returns when it is done.
-      outputs: does it with this cotangent; returns o and, with it, dq, dk and dv.
-      compile_seconds: tracing and compilation; None: nothing was compiled.
+      run: does the work, and returns when it is done.
+      outputs: does the work with a cotangent or None; returns o and, with a cotangent,
+        dq, dk and dv.
+      compile_seconds: time to trace and compile; None if nothing was compiled.
       temporary_bytes: peak memory of the compiled program beside its arguments and
-        results; None: not known.
-      traces: how often the function has been traced so far.
+        results; None if unknown.
+      traces: returns how often the function has been traced so far, or None.
     """
 
     run: Callable[[], Any]
@@ -118,13 +127,13 @@ class Runner(NamedTuple):
 def jax_runners(
     kernel: Kernel, arrays: Sequence[Array], *, mask: masks.Mask | None = None
 ) -> dict[str, Runner]:
-    """The runners 'jit' and 'eager' of `kernel(query, key, value)`.
+    """Makes the runners 'jit' and 'eager' of `kernel(query, key, value)`.
 
     Args:
-      kernel: traceable by jax.
+      kernel: a function that jax can trace.
       arrays: query, key, value and, for gradients, the output's cotangent.
-      mask: handed to the kernel as `mask=`; its arrays are arguments of the compiled
-        program, not constants in it. None: the kernel is called without.
+      mask: passed to the kernel as `mask=` unless it is None; its arrays are arguments
+        of the compiled program, not constants in it.
     """
     count = 0
 
@@ -143,8 +152,8 @@ def jax_runners(
     def runner(function: Kernel) -> Runner:
         def outputs(cotangent: Array | None) -> Outputs:
             rest = [] if cotangent is None else [cotangent]
-            found: Outputs = function(mask, *arrays[:3], *rest)
-            return found
+            results: Outputs = function(mask, *arrays[:3], *rest)
+            return results
 
         return Runner(
             lambda: jax.block_until_ready(function(mask, *arrays)),
@@ -157,7 +166,7 @@ def jax_runners(
 
 
 def pair(kernel: Kernel, *, backward: bool) -> Kernel:
-    """(q, k, v) -> (o,) or (q, k, v, do) -> (o, dq, dk, dv)."""
+    """Makes (q, k, v) -> (o,) or, with `backward`, (q, k, v, do) -> (o, dq, dk, dv)."""
 
     def forward(query: Array, key: Array, value: Array) -> Any:
         return (kernel(query, key, value),)
@@ -170,12 +179,13 @@ def pair(kernel: Kernel, *, backward: bool) -> Kernel:
 
 
 class Expected(NamedTuple):
-    """What the reference computes for a sample of query rows.
+    """The results of the reference for a sample of query rows.
 
     Attributes:
-      rows: their positions, in every row of the batch and every head.
-      outputs: o of these rows; with gradients also dq of all rows, dk and dv.
-      cotangent: of the output, 0 outside of these rows; None: no gradients.
+      rows: positions of the sample, the same in every batch row and head.
+      outputs: o in these rows; with gradients also dq of all rows, dk and dv.
+      cotangent: the output's cotangent, which is 0 outside of these rows; None without
+        gradients.
     """
 
     rows: Int[np.ndarray, "R"]
@@ -183,7 +193,13 @@ class Expected(NamedTuple):
     cotangent: Array | None
 
     def error(self, runner: Runner) -> float:
-        """The largest error, as a share of the largest expected value; may be NaN.
+        """Computes the largest error as a share of the largest expected value.
+
+        Args:
+          runner: the implementation that is checked.
+
+        Returns:
+          The error; NaN if an output is not finite.
 
         Raises:
           WrongShape: the outputs cannot be compared.
@@ -191,25 +207,25 @@ class Expected(NamedTuple):
         output, *gradients = runner.outputs(self.cotangent)
         if not np.isfinite(_numpy(output.sum())):
             return float("nan")
-        found = [output[:, self.rows], *gradients]
-        if [x.shape for x in found] != [x.shape for x in self.outputs]:
+        results = [output[:, self.rows], *gradients]
+        if [x.shape for x in results] != [x.shape for x in self.outputs]:
             raise WrongShape(
                 f"expected outputs {[x.shape for x in self.outputs]} in "
-                f"{len(self.rows)} rows, got {[tuple(x.shape) for x in found]}"
+                f"{len(self.rows)} rows, got {[tuple(x.shape) for x in results]}"
             )
         shares = [
             np.max(np.abs(_numpy(x) - y)) / max(np.max(np.abs(y)), 1e-30)
-            for x, y in zip(found, self.outputs, strict=True)
+            for x, y in zip(results, self.outputs, strict=True)
         ]
         return float(np.max(shares))
 
 
 def expected(arrays: Sequence[Array], visible: masks.Mask | None) -> Expected:
-    """Computes what is right with the reference, in float32 at least.
+    """Computes the expected results with the reference, in float32 at least.
 
     Args:
       arrays: query, key, value and, for gradients, the output's cotangent.
-      visible: who may attend to whom; None: all to all.
+      visible: the mask; None if every query attends to all keys.
     """
     query, key, value, *cotangents = arrays
     rows = sampled_rows(query.shape, key.shape[1])
@@ -236,10 +252,15 @@ def expected(arrays: Sequence[Array], visible: masks.Mask | None) -> Expected:
 
 
 def sampled_rows(shape: tuple[int, ...], keys: int) -> Int[np.ndarray, "R"]:
-    """All query rows [B T N H], or the first, the last and one of each equal part."""
+    """Samples query positions: all, or the first, the last and evenly spread ones.
+
+    Args:
+      shape: [B T N H] of the query.
+      keys: S, number of keys.
+    """
     batch_size, length, num_heads, _ = shape
-    room = SCORES // max(batch_size * num_heads * keys, 1)
-    count = min(length, ROWS, max(room, 2))
+    affordable = SCORES // max(batch_size * num_heads * keys, 1)
+    count = min(length, ROWS, max(affordable, 2))
     edges = np.linspace(0, length, count + 1).astype(int)
     rows = np.random.default_rng(1).integers(edges[:-1], edges[1:])
     if count > 1:
@@ -248,14 +269,14 @@ def sampled_rows(shape: tuple[int, ...], keys: int) -> Int[np.ndarray, "R"]:
 
 
 def tolerance(dtype: str) -> float:
-    """The error up to which a result counts as right on this platform."""
+    """Returns the error up to which a result counts as right on this platform."""
     if dtype == "float32" and jax.default_backend() != "cpu":
         return ACCELERATOR_TOLERANCE
     return TOLERANCE[dtype]
 
 
 def memory_limit() -> int:
-    """Bytes that temporary arrays may take: the device's, or half of the machine's."""
+    """Returns the bytes for temporary arrays: the device's, or half of the host's."""
     statistics = jax.devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         return int(statistics["bytes_limit"])

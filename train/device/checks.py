@@ -27,20 +27,20 @@ from train import foreign
 from train.bench import workload
 
 Row = dict[str, Any]
-# Those that honour every argument; others may refuse what they lack.
+# These support every argument; the other implementations may refuse some.
 HONOUR_ALL = frozenset({"reference", "flash"})
 RESULTS = ("out", "dq", "dk", "dv")
 
 
 class Variant(NamedTuple):
-    """In what numbers a case is computed, and how well.
+    """Dtype and precision of a case, and its tolerances.
 
     Attributes:
-      dtype: of query, key and value.
-      precision: jax's default precision of matrix products; '': as it is.
-      output: error of the output up to which it is right, as a share of the largest
-        expected value.
-      gradients: the same of the gradients.
+      dtype: dtype of query, key and value.
+      precision: value of jax_default_matmul_precision; '' leaves it unchanged.
+      output: largest error of the output, as a share of the largest expected value.
+      gradients: largest error of the gradients, as a share of the largest expected
+        value.
     """
 
     dtype: str
@@ -49,9 +49,9 @@ class Variant(NamedTuple):
     gradients: float
 
 
-# The output in float32 as case B074 has it, in bfloat16 as B030. By default a GPU cuts
-# the operands of float32 products to the 10 bits of TF32; gradients pass through more
-# products. What is narrower is computed in float32 in part, and gets no better.
+# The tolerances of the output are those of case B074 in float32, of B030 in bfloat16.
+# By default a GPU rounds the operands of float32 products to the 10 bits of TF32, and
+# gradients pass through more products.
 FLOAT32 = Variant("float32", "", 2e-3, 1e-2)
 HIGHEST = Variant("float32", "highest", 1e-5, 1e-5)
 BFLOAT16 = Variant("bfloat16", "", 2e-2, 2e-2)
@@ -64,9 +64,9 @@ class Case(NamedTuple):
 
     Attributes:
       sizes: B, T = S, N, K and H = D.
-      static: its arguments that are no arrays.
-      arrays: its arguments that are arrays, or masks made of them.
-      visible: who may attend to whom, for the oracle.
+      static: keyword arguments that are not arrays.
+      arrays: keyword arguments that are arrays, or masks that hold arrays.
+      visible: the mask as an array, for the oracle; True where a query attends.
     """
 
     sizes: tuple[int, int, int, int, int]
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     visible: Bool[np.ndarray, "B|1 N|1 T|1 S"]
 
     def inputs(self, dtype: str) -> list[Array]:
-        """Query, key, value and the output's cotangent: normal random numbers."""
+        """Draws query, key, value and the output's cotangent: normal random numbers."""
         B, L, N, K, H = self.sizes
         rng = np.random.default_rng(0)
         return [
@@ -85,7 +85,12 @@ class Case(NamedTuple):
 
 
 def cases(length: int, width: int) -> dict[str, Case]:
-    """Every case by its name, most of them at this length and head width."""
+    """Makes every case, by name.
+
+    Args:
+      length: T = S of most cases.
+      width: H = D of most cases.
+    """
     i, j = np.ogrid[:length, :length]
     causal, near = (j <= i)[None, None], i - j <= length // 8
     sizes = (2, length, 4, 4, width)
@@ -116,11 +121,14 @@ CASES = tuple(cases(8, 8))
 def oracle(
     arrays: Sequence[Any], visible: Bool[np.ndarray, "B|1 N|1 T|1 S"]
 ) -> list[Float[np.ndarray, "B L N H"]]:
-    """Output and gradients of query, key and value in float64.
+    """Computes output and gradients of query, key and value in float64.
 
     Args:
       arrays: query, key, value and the output's cotangent.
-      visible: who may attend to whom.
+      visible: the mask, True where a query attends.
+
+    Returns:
+      o, dq, dk and dv.
     """
     q, k, v, do = (np.asarray(x).astype(np.float64) for x in arrays)
     B, S, K, H = k.shape
@@ -143,24 +151,25 @@ def oracle(
 
 
 def check(
-    asked: Mapping[str, Sequence[Variant]], *, length: int, width: int
+    variants_of: Mapping[str, Sequence[Variant]], *, length: int, width: int
 ) -> Iterator[Row]:
-    """Checks every implementation in every case that is asked for.
+    """Checks every implementation in the cases.
 
     Args:
-      asked: for each name of `CASES`, in what numbers.
-      length: T = S, of most cases.
-      width: H = D, of most cases.
+      variants_of: for each name of `CASES` that is checked, its variants.
+      length: T = S of most cases.
+      width: H = D of most cases.
 
     Yields:
-      Rows. `chosen` tells whether the implementation is what stands for None there. The
-      `verdict` is 'right', 'wrong', 'refused' or 'failed', which is to refuse what must
-      be honoured; all but the first with a `reason`.
+      A row for each case, variant and implementation. `chosen` is whether None selects
+      this implementation there. The `verdict` is 'right', 'wrong', 'refused' or
+      'failed', which means that it refused an argument that it must support; all but
+      the first have a `reason`.
     """
     table = cases(length, width)
     jobs = [
         (implementation, name, table[name], variant)
-        for name, variants in asked.items()
+        for name, variants in variants_of.items()
         for variant in variants
         for implementation in attention.IMPLEMENTATIONS
     ]
@@ -170,8 +179,8 @@ def check(
 
 def _check(implementation: str, name: str, case: Case, variant: Variant) -> Row:
     inputs = case.inputs(variant.dtype)
-    said = dot_product.explain(*inputs[:3], **case.static, **case.arrays)
-    chosen = said.startswith(f"{implementation}:")
+    choice = dot_product.explain(*inputs[:3], **case.static, **case.arrays)
+    chosen = choice.startswith(f"{implementation}:")
     row = {
         "implementation": implementation,
         "chosen": chosen,
@@ -181,30 +190,30 @@ def _check(implementation: str, name: str, case: Case, variant: Variant) -> Row:
         "precision": variant.precision,
     }
     try:
-        found = _run(implementation, case, variant.precision, inputs)
+        results = _run(implementation, case, variant.precision, inputs)
     # Compilers and drivers: anything may go wrong.
     except Exception as error:
         may_not = chosen or implementation in HONOUR_ALL
         verdict = "failed" if may_not else "refused"
         return row | {"verdict": verdict, "reason": foreign.blame(error)}
-    return row | _judge(found, oracle(inputs, case.visible), variant)
+    return row | _judge(results, oracle(inputs, case.visible), variant)
 
 
 def _run(
     implementation: str, case: Case, precision: str, inputs: Sequence[Array]
 ) -> Sequence[np.ndarray]:
-    """Output and gradients, by one program."""
+    """Computes output and gradients by one program."""
 
-    def both(given: Mapping[str, Any], *inputs: Array) -> Any:
+    def both(arrays: Mapping[str, Any], *inputs: Array) -> Any:
         kernel = functools.partial(
             attention.dot_product_attention,
             implementation=implementation,
             **case.static,
-            **given,
+            **arrays,
         )
         return workload.pair(kernel, backward=True)(*inputs)
 
-    # A setting of this thread.
+    # The setting holds for this thread.
     with (
         jax.default_matmul_precision(precision)
         if precision
@@ -215,12 +224,12 @@ def _run(
 
 
 def _judge(
-    found: Sequence[np.ndarray], expected: Sequence[np.ndarray], variant: Variant
+    results: Sequence[np.ndarray], expected: Sequence[np.ndarray], variant: Variant
 ) -> Row:
-    """Errors and tolerances by result, and the verdict over all of them."""
+    """Returns errors and tolerances of each result, and the verdict on all of them."""
     tolerances = dict.fromkeys(RESULTS, variant.gradients) | {"out": variant.output}
     errors, reasons = {}, []
-    for name, x, y in zip(RESULTS, found, expected, strict=True):
+    for name, x, y in zip(RESULTS, results, expected, strict=True):
         if (x.shape, x.dtype) != (y.shape, jnp.dtype(variant.dtype)):
             reasons.append(f"{name} is {x.dtype}{list(x.shape)}, not {list(y.shape)}")
             continue

@@ -1,8 +1,8 @@
-"""What a device is timed at once attention on it is right.
+"""The timed parts of the check of a device.
 
-The sweep of `train.benchmark`; flash under masks that leave most pairs out, beside a
-kernel that is given them as a dense array; a training step, whose first loss and
-gradient must be those of the CPU, and which must learn.
+They are the sweep of `train.benchmark`; flash under sparse masks, against a kernel that
+takes them as dense arrays; and a training step, whose first loss and gradient must be
+those of the CPU, and which must learn.
 """
 
 import functools
@@ -33,24 +33,26 @@ Row = dict[str, Any]
 Say = Callable[[str], None]
 OURS = "flash"
 MASKS = {"window": trials.window, "documents": trials.documents}
-# Of the full length of windows, which shrink with it.
+# Length at which windows have their full size; they shrink with the length.
 MASK_LENGTH = 8192
-# Of the first step's loss and gradient norm, as a share: TF32 is to be expected.
+# Largest relative error of the first loss and gradient norm, which TF32 may compute.
 STEP_TOLERANCE = 1e-2
 
 
 def sweep(
     plan: presets.Plan, *, until: float, announce: Say, note: Say
 ) -> Iterator[list[Row]]:
-    """The rows of `implementations.sweep`, case by case while there is time.
-
-    Ours is 'failed' where others are 'refused'; so it is in `against_dense`.
+    """Runs the benchmark's sweep, case by case while there is time.
 
     Args:
-      plan: what is measured.
-      until: of `time.monotonic`, after which no case is begun.
-      announce: told what comes next.
-      note: told who is left out, and how many cases are.
+      plan: the cases, and how they are measured.
+      until: value of `time.monotonic` after which no case is begun.
+      announce: called with a description of the next case.
+      note: called with the reasons why implementations or cases are left out.
+
+    Yields:
+      The rows of a case, from `implementations.sweep`; but where flash refuses, its
+      verdict is 'failed'.
     """
     contenders, left_out = peers.choose(plan.implementations, None)
     for name, reason in left_out.items():
@@ -70,16 +72,17 @@ def sweep(
 def against_dense(
     plan: presets.Plan, *, length: int, peer: str, announce: Say
 ) -> Iterator[list[Row]]:
-    """Flash under `MASKS`, and jax.nn's kernel under the same as dense arrays.
+    """Times flash under `MASKS` against jax.nn's kernel under the same dense masks.
 
     Args:
-      plan: heads, widths, dtype, directions, and how long is measured.
+      plan: heads, widths, dtype, directions, rounds and seconds.
       length: T = S.
-      peer: jax.nn's implementation, 'cudnn' or 'xla'.
-      announce: told what comes next.
+      peer: implementation of jax.nn, 'cudnn' or 'xla'.
+      announce: called with a description of the next case.
 
     Yields:
-      Two rows: ours and the peer's. `ratio` is how long ours takes, as a share of it.
+      Two rows for each mask and direction: flash, with the `ratio` of its time to the
+      peer's, and the peer. Where flash refuses, its verdict is 'failed'.
     """
     scale = trials.Scale(max(MASK_LENGTH // length, 1), plan.rounds, plan.seconds)
     for name, make in MASKS.items():
@@ -101,7 +104,7 @@ def against_dense(
 def _two_kernels(
     work: workload.Work, visible: Any, peer: str, scale: trials.Scale
 ) -> list[Row]:
-    """Checks both, and times those that are right in turns."""
+    """Checks both kernels, and times those that are right in turns."""
     arrays = work.arrays()
     expected = workload.expected(arrays, visible)
     dense = visible.materialize(work.length, work.length)
@@ -144,7 +147,7 @@ def _two_kernels(
 
 
 def _must_not_refuse(row: Row) -> None:
-    """A refusal by ours is a fault."""
+    """Makes a refusal by flash, which supports everything, a failure."""
     if row["implementation"] == OURS and row["verdict"] == "refused":
         row["verdict"] = "failed"
 
@@ -155,9 +158,9 @@ def training(
     """Trains on this device, beside the CPU for one step, and times it.
 
     Args:
-      config: model, batch and optimiser.
+      config: configuration of model, batch and optimiser.
       corpus: tokens to train on.
-      rounds: measurements.
+      rounds: number of measurements.
       steps: training steps of one measurement.
 
     Returns:
@@ -166,7 +169,7 @@ def training(
     model = transformer.CausalLM(config.model, corpus.tokenizer.vocab_size)
     train_rng, *_ = loop.keys(config.seed)
     state, train_steps = loop.begin(model, train_rng, config, examples=loss.next_token)
-    # Put there by name, so that a CPU finds the program of the same step compiled.
+    # On an explicit device: if it is the CPU, the step below is not compiled again.
     state, tokens = jax.device_put((state, corpus.train), jax.devices()[0])
     compile_seconds = compilation.cost(train_steps, (state, tokens, 1)).seconds
     on_cpu = _first_step_on_cpu(train_steps, state, tokens)
@@ -209,15 +212,15 @@ def judge_steps(
     last: Mapping[str, float],
     on_cpu: Mapping[str, float] | None,
 ) -> tuple[dict[str, float], list[str]]:
-    """What is wrong with training, by its loss and gradient norm.
+    """Judges training by its loss and gradient norm.
 
     Args:
-      first: of the first step.
-      last: of the last steps.
-      on_cpu: of the first step on the CPU; None: not known.
+      first: loss and gradient norm of the first step.
+      last: loss and gradient norm of the last steps.
+      on_cpu: loss and gradient norm of the first step on the CPU; None if unknown.
 
     Returns:
-      How far the first step differs from the CPU's, as shares, and what is wrong.
+      Relative errors of the first step against the CPU's, and the faults as text.
     """
     errors, reasons = {}, []
     for name, expected in (on_cpu or {}).items():
@@ -234,12 +237,12 @@ def judge_steps(
 def _first_step_on_cpu(
     train_steps: loop.TrainSteps, state: loop.State, tokens: jax.Array
 ) -> dict[str, float] | None:
-    """Loss and gradient norm; None: jax was told to do without a CPU."""
+    """Computes loss and gradient norm on the CPU; None if jax has no CPU backend."""
     try:
         (cpu, *_) = jax.local_devices(backend="cpu")
     except RuntimeError:
         return None
-    # The state is donated: it must not be the one that is trained on the device.
+    # The step donates the state, so the CPU gets a copy.
     state, tokens = jax.device_put((state, tokens), cpu, may_alias=False)
     _, metrics = train_steps(state, tokens, 1)
     return _numbers(metrics)
@@ -253,5 +256,5 @@ def _numbers(metrics: loop.Metrics) -> dict[str, float]:
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    """None in place of what JSON does not have."""
+    """Replaces numbers that JSON does not have by None."""
     return {key: x if math.isfinite(x) else None for key, x in numbers.items()}

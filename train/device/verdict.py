@@ -1,4 +1,4 @@
-"""What the check of a device shows: a table for each part, and a line at the end."""
+"""Output of the check of a device: a table for each part, and the verdict."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ FAULTS = frozenset({"wrong", "failed"})
 
 
 def passed(report: Row) -> bool:
-    """Whether every part was run to its end, and nothing in it is wrong."""
+    """Returns whether every part ran to its end, and nothing in it is wrong."""
     verdicts = {row["verdict"] for row in _all(report)}
     return bool(report["complete"] and not report["broken"] and not verdicts & FAULTS)
 
 
 def show(console: rich.console.Console, report: Row) -> None:
-    """Prints all that was found."""
+    """Prints all results, notes and faults."""
     console.print(machine.words(report["machine"]))
     for name, rows in report["rows"].items():
         if rows:

@@ -21,14 +21,16 @@ def draw(
     """Draws which output depends on which input, and the outline of the mask.
 
     Args:
-      folder: where the files go; made if missing.
+      folder: folder for the files, which is made if missing.
       dependency: True where output i (row) depends on input j (column).
-      declared: True where the mask lets it; None: nothing is declared, and output i
-        may depend on any input j <= i.
+      declared: True where the mask allows that; None for the causal mask, j <= i.
       verdict: one line, the title.
 
+    Returns:
+      Path of the picture.
+
     Raises:
-      ValueError: if the two are not square matrices of one shape.
+      ValueError: the two are not square matrices of one shape.
     """
     dependency = np.asarray(dependency)
     length = len(dependency)
@@ -85,7 +87,7 @@ def draw(
 
 
 def outline(cells: Bool[np.ndarray, "T T"]) -> list[np.ndarray]:
-    """Edges, as segments of (x, y) ends, between the True cells and the others."""
+    """Returns the edges between True and False cells, as segments of (x, y) ends."""
     padded = np.pad(cells, 1)
     segments = []
     for i, j in np.argwhere(padded[1:] != padded[:-1]):

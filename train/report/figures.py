@@ -39,17 +39,20 @@ def loss_curve(
     """Draws the loss over the steps, with baselines as labelled lines.
 
     Args:
-      folder: where the files go; made if missing.
+      folder: folder for the files, which is made if missing.
       steps: steps at which the training loss was logged.
       losses: training loss there, nats per token.
       validation_steps: steps of validation points; may be empty.
       validation_losses: nats per token.
       baselines: name -> nats per token.
       yscale: 'linear' or 'log'.
-      name: of the files.
+      name: name of the files.
+
+    Returns:
+      Path of the picture.
 
     Raises:
-      ValueError: if steps and losses differ in length.
+      ValueError: steps and losses differ in length.
     """
     curves = {
         "training": (np.asarray(steps), np.asarray(losses)),
@@ -98,13 +101,16 @@ def attention_heads(
     small; a weight of exactly 0 is grey, so that the mask shows.
 
     Args:
-      folder: where the files go; made if missing.
+      folder: folder for the files, which is made if missing.
       weights: each row a distribution over keys.
       tokens: T tokens as text; white space and control characters are shown by signs.
-      name: of the files.
+      name: name of the files.
+
+    Returns:
+      Path of the picture.
 
     Raises:
-      ValueError: if the weights are not square in queries and keys, or the number of
+      ValueError: the weights are not square in queries and keys, or the number of
         tokens is not T.
     """
     weights = np.asarray(weights)
@@ -117,7 +123,7 @@ def attention_heads(
     layers, heads = weights.shape[:2]
     labels = [printable(token) for token in tokens]
     rotation = 90 if max(map(len, labels), default=0) > 1 else 0
-    # Inches: room for a legible label per token, unless there are very many panels.
+    # Inches: space for a legible label per token, unless there are very many panels.
     side = min(max(1.5, 0.085 * length), 24 / max(layers, heads))
     size = min(7.0, 0.9 * 72 * side / length)
     picture = figure.Figure(
@@ -153,7 +159,7 @@ def attention_heads(
 
 
 def printable(token: str) -> str:
-    """A token as a label: signs for white space, code points for what has no glyph."""
+    """Formats a token as a label, with signs for white space and missing glyphs."""
     font = font_manager.get_font(font_manager.findfont(_MONOSPACE))
     signs = (_SIGNS.get(character, character) for character in token)
     return "".join(
@@ -167,26 +173,26 @@ def printable(token: str) -> str:
 def label_ends(
     plot: axes.Axes, ends: Sequence[tuple[float, str, str]], *, gap: float = 0.06
 ) -> None:
-    """Writes (value, text, colour) to the right of the axes, none over another."""
+    """Writes labels (value, text, colour) to the right of the axes without overlap."""
     points = np.array([(plot.get_xlim()[1], value) for value, _, _ in ends])
     heights = (plot.transScale + plot.transLimits).transform(points)[:, 1]
-    # A loss that is not finite stands nowhere: its label goes to the foot.
+    # A value that is not finite has no height: its label is at the bottom.
     heights = np.where(np.isfinite(heights), heights, 0.0)
     order = np.argsort(heights)
-    # The places nearest to the heights that keep the gap: isotonic regression,
+    # The positions nearest to the heights that keep the gap, by isotonic regression:
     # max over a <= i of min over b >= i of the mean of a … b.
     steps = gap * np.arange(len(ends))
     wanted = heights[order] - steps
     count = range(len(ends))
     for i, end in enumerate(order):
-        place = steps[i] + max(
+        position = steps[i] + max(
             min(wanted[a : b + 1].mean() for b in count[i:]) for a in count[: i + 1]
         )
         _, text, color = ends[end]
         plot.annotate(
             text,
             (1, heights[end]),
-            (1.03, place),
+            (1.03, position),
             xycoords="axes fraction",
             textcoords="axes fraction",
             color=color,
@@ -202,7 +208,17 @@ def write(
     picture: figure.Figure,
     arrays: Mapping[str, Any],
 ) -> pathlib.Path:
-    """Writes arrays and picture under temporary names, then renames both."""
+    """Writes arrays and picture under temporary names, then renames both.
+
+    Args:
+      folder: folder for the files, which is made if missing.
+      name: name of the files.
+      picture: the picture.
+      arrays: the arrays behind it, by name.
+
+    Returns:
+      Path of the picture.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.npz", folder / f"{name}.png"]
     temporary = [folder / f".{path.name}.tmp" for path in paths]

@@ -1,4 +1,4 @@
-"""On what a benchmark ran: machine, driver, settings, versions, revision."""
+"""The machine a program runs on: device, driver, settings, versions, revision."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "tokamax")
 
 
 def describe() -> dict[str, Any]:
-    """What should be known beside the numbers, ready for JSON."""
+    """Describes machine, settings and versions, for JSON."""
     device = jax.devices()[0]
     return {
         "device": device.device_kind,
@@ -34,20 +34,20 @@ def describe() -> dict[str, Any]:
 
 
 def words(machine: dict[str, Any]) -> str:
-    """The same in one line."""
+    """Formats what `describe` returns as one line."""
     versions = ", ".join(f"{name} {text}" for name, text in machine["versions"].items())
     on = machine["device"] if machine["platform"] != "cpu" else machine["processor"]
     return f"{on}, {machine['cores']} cores; {versions}"
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _processor() -> str:
@@ -58,14 +58,14 @@ def _processor() -> str:
 
 
 def _driver() -> str | None:
-    """Of an NVIDIA device; None: there is none, or it is not known."""
+    """Returns the driver of an NVIDIA device, or None if there is none."""
     query = ["--query-gpu=driver_version", "--format=csv,noheader"]
     text = _output(["nvidia-smi", *query])
     return text.splitlines()[0] if text else None
 
 
 def _revision() -> dict[str, Any] | None:
-    """The commit, and whether files differ from it; None: not a repository."""
+    """Returns the commit and whether files differ from it; None outside of git."""
     revision = _output(["git", "rev-parse", "HEAD"])
     if not revision:
         return None
@@ -76,7 +76,7 @@ def _revision() -> dict[str, Any] | None:
 
 
 def _output(command: Sequence[str]) -> str | None:
-    """What a program prints; None where it is missing or fails."""
+    """Returns what a program prints, or None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)

@@ -4,17 +4,17 @@ from collections.abc import Iterable
 
 
 def line(*cells: object) -> str:
-    """Cells as a line of a table."""
+    """Formats cells as a line of a table."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def table(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Rows of as many cells as there are headings."""
+    """Formats rows, each with a cell for every heading, as a table."""
     headings = list(headings)
     lines: list[Iterable[object]] = [headings, ["---"] * len(headings), *rows]
     return "\n".join(line(*cells) for cells in lines)
 
 
 def bullets(sentences: Iterable[str]) -> str:
-    """A list."""
+    """Formats sentences as a list."""
     return "\n".join(f"- {sentence}" for sentence in sentences)

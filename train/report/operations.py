@@ -1,13 +1,13 @@
 """Floating-point operations of a function, counted as it runs.
 
-XLA's own count takes the body of a loop once. Here a body counts as often as it runs: a
+XLA counts the body of a loop once. Here a body counts as often as it runs: a
 `scan` by its length, a `while` by running it, so that blocks which attention skips cost
 nothing.
 
     product, convolution    2 · numbers of the output · numbers summed in each
     reduction               numbers of the input
-    what moves numbers      0
-    anything else           numbers of the output
+    moving numbers          0
+    any other operation     numbers of the output
 """
 
 import math
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-# What moves numbers without computing any.
+# Primitives that move numbers without computing any.
 MOVES = frozenset(
     {
         "broadcast_in_dim",

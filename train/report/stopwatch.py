@@ -1,4 +1,4 @@
-"""Measuring: functions in turn, rates, growth.
+"""Time: of functions in turns, of a matrix product, and its growth with the size.
 
 seconds ≈ c · Tᵅ,   α the slope of log(seconds) on log(T) by least squares
 """
@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Seconds that one measurement takes at least; shorter calls are repeated within it.
+# Least seconds of one measurement; shorter calls are repeated within it.
 SHORTEST = 2e-3
-# Turns that are taken whatever they cost, and lengths from which a slope is fitted.
+# Least number of turns whatever they cost, and of sizes for a fit.
 LEAST_TURNS = 3
 LEAST_LENGTHS = 3
 
@@ -22,15 +22,16 @@ LEAST_LENGTHS = 3
 def interleaved(
     runs: Mapping[str, Callable[[], Any]], turns: Iterable[Any]
 ) -> dict[str, list[float]]:
-    """Times functions in turn, A B A B …, so that noise hits all alike.
+    """Times functions in turns, A B A B …, so that noise affects all of them.
+
+    Each function is called once before the first turn, to warm up.
 
     Args:
-      runs: name -> function; each returns when its work is done.
-      turns: as many as there are measurements of each; everything is called before
-        the first, which is not counted.
+      runs: functions by name; each returns when its work is done.
+      turns: an iterable with one element for each measurement of all functions.
 
     Returns:
-      Seconds per call.
+      Seconds per call of each measurement, by name.
     """
     calls = {}
     for name, run in runs.items():
@@ -44,7 +45,7 @@ def interleaved(
 
 
 def turns(rounds: int, *, seconds: float) -> Iterator[int]:
-    """Counts up to `rounds`, but ends after three turns when the seconds are over."""
+    """Counts up to `rounds`, but stops after three turns once the seconds are over."""
     start = time.perf_counter()
     for turn in range(rounds):
         if turn >= LEAST_TURNS and time.perf_counter() - start > seconds:
@@ -60,20 +61,21 @@ def _seconds(run: Callable[[], Any], calls: int) -> float:
 
 
 def quartiles(seconds: Sequence[float]) -> list[float]:
-    """First quartile, median and third quartile, in milliseconds."""
-    found: list[float] = np.percentile(np.array(seconds) * 1e3, (25, 50, 75)).tolist()
-    return found
+    """Computes first quartile, median and third quartile, in milliseconds."""
+    quarters = np.percentile(np.array(seconds) * 1e3, (25, 50, 75))
+    return [float(x) for x in quarters]
 
 
 def growth(sizes: Sequence[float], values: Sequence[float]) -> float | None:
-    """The exponent α of values ≈ c · sizesᵅ, by least squares in the logarithms.
+    """Fits the exponent α of values ≈ c · sizesᵅ, by least squares in the logarithms.
 
     Args:
-      sizes: such as lengths T.
-      values: such as seconds or bytes; what is not positive is left out.
+      sizes: sizes, such as lengths T.
+      values: values, such as seconds or bytes; those that are not positive are left
+        out.
 
     Returns:
-      α; None if fewer than three different sizes are left.
+      α; None if fewer than three different sizes remain.
     """
     points = [(x, y) for x, y in zip(sizes, values, strict=True) if y > 0]
     if len({x for x, _ in points}) < LEAST_LENGTHS:
@@ -83,11 +85,11 @@ def growth(sizes: Sequence[float], values: Sequence[float]) -> float | None:
 
 
 def matrix_product(size: int, dtype: str) -> tuple[Callable[[], Any], float]:
-    """A large square product, for the rate that this machine reaches at the moment.
+    """Makes a large square product, whose rate is that of the machine at the moment.
 
     Args:
       size: rows and columns.
-      dtype: of its operands.
+      dtype: dtype of the operands.
 
     Returns:
       The function to be timed, and the floating-point operations of a call.
