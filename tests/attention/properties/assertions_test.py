@@ -1,5 +1,6 @@
 """attention.properties: honest functions pass, others are named by position, size."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,26 @@ HONEST = {
     "numpy": lambda x: np.cumsum(x, axis=1) / np.arange(1, x.shape[1] + 1)[:, None],
     "constant": np.ones_like,
 }
+
+
+class HonestTest(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True, with_device=True)
+    def test_attention_is_causal_in_every_variant(self):
+        properties.assert_causal(self.variant(attend), X, tolerance=0)
+
+
+def test_a_compiled_function_is_traced_once_for_each_shape():
+    """The inputs, three numbers of copies of them, and a batch of 4 rows."""
+    shapes = []
+
+    def fn(x):
+        shapes.append(x.shape)
+        return attend(x)
+
+    properties.assert_causal(jax.jit(fn), X)
+    assert len(shapes) == len(set(shapes)) == 5
+
+
 # name -> function, source, earliest target
 LEAKS = {
     "mask off by one": (lambda x: attend(x, corner=1), 1, 0),

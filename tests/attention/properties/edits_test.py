@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import numpy as np
 
 from attention.properties import edits, probes, subjects
@@ -74,7 +75,7 @@ def test_calls_are_bounded_and_all_of_one_shape():
         made, rows, edits.ordinary_replacements(made, 1999)
     )
     edited = list(edited)
-    assert {edit.inputs.shape for edit in edited} == {base.shape}
+    chex.assert_equal_shape([base, *(edit.inputs for edit in edited)])
     assert base.size <= 2**13
     ids = {int(i) for edit in edited if edit.position == 3 for i in edit.inputs[:, 3]}
     assert len(ids) == 1999

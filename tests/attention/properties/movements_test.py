@@ -1,5 +1,6 @@
 """attention.properties.movements: what moved and how far, to the bit."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -35,7 +36,7 @@ def test_bits_are_compared_and_nan_is_nan(dtype):
 def test_nothing_has_not_moved(shape):
     nothing = np.zeros(shape, np.float32)
     numbers, nonfinite = movements.changes(nothing, nothing)
-    assert numbers.shape == nonfinite.shape == shape[:2]
+    chex.assert_shape([numbers, nonfinite], shape[:2])
     assert not numbers.any() and not nonfinite.any()
 
 

@@ -1,5 +1,6 @@
 """attention.properties.shrinking: the smallest input that shows a leak."""
 
+import chex
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ def test_the_smallest_pair_that_shows_it(fn, shape):
     probe = "batch"
     finding = probes.run(probe, probed.subject(fn)).finding
     smallest = shrinking.shrink(fn, finding, tolerance=findings.ROUNDING)
-    assert smallest.inputs.shape == shape
+    chex.assert_shape([smallest.inputs, smallest.edited], shape)
     again = comparison.compare(
         probe, fn, smallest.inputs, smallest.edited, tolerance=findings.ROUNDING
     )
@@ -36,7 +37,7 @@ def test_a_leak_that_needs_its_positions_keeps_them():
 
     finding = probes.run("edits", probed.subject(fn)).finding
     smallest = shrinking.shrink(fn, finding, tolerance=findings.ROUNDING)
-    assert smallest.inputs.shape == (1, 9, probed.E)
+    chex.assert_shape(smallest.inputs, (1, 9, probed.E))
     assert (smallest.source, smallest.target) == (8, 7)
 
 
@@ -51,5 +52,5 @@ def test_a_function_of_few_lengths_keeps_few_positions_after_the_edit(least):
 
     finding = probes.run("edits", probed.subject(fn)).finding
     smallest = shrinking.shrink(fn, finding, tolerance=findings.ROUNDING)
-    assert smallest.inputs.shape == (1, least, probed.E)
+    chex.assert_shape(smallest.inputs, (1, least, probed.E))
     assert (smallest.source, smallest.target) == (1, 0)

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import numpy as np
 import pytest
 
@@ -84,7 +85,7 @@ def test_vectors_may_become_anything_that_keeps_batch_and_time():
         target = callables.adapt(
             functools.partial(lambda y, x: y[: len(x)], zeros), vectors=True
         )
-        assert target.fn(callables.VECTORS).shape == shape
+        chex.assert_shape(target.fn(callables.VECTORS), shape)
     with pytest.raises(
         ValueError, match=r"vectors float32 \[2 6 4\] it .* \[2 6 \.\.\.\]"
     ):

@@ -1,5 +1,6 @@
 """train.callables.frameworks: JAX, NumPy or PyTorch, found by trying."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,7 +139,7 @@ def test_outputs_keep_their_type(wide):
     np.testing.assert_array_equal(
         target.fn(callables.TOKENS), callables.in_numpy(callables.TOKENS).astype(wide)
     )
-    assert target.fn(callables.TOKENS).dtype == wide
+    chex.assert_type(target.fn(callables.TOKENS), wide)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
@@ -161,7 +162,7 @@ def test_a_module_gets_vectors_as_wide_as_its_parameters(name, torch):
     target = callables.adapt(
         torch.nn.Linear(callables.E, callables.E).to(dtype), vectors=True
     )
-    assert target.fn(callables.VECTORS).dtype == getattr(jnp, name)
+    chex.assert_type(target.fn(callables.VECTORS), getattr(jnp, name))
     norms = target.gradient(callables.VECTORS)
     assert np.all(norms.diagonal() > 0)
     assert np.count_nonzero(norms) == callables.T

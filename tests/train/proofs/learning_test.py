@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import numpy as np
 
@@ -67,7 +68,7 @@ def test_learning_draws_fresh_rows_apart_from_the_corpus():
         fit, losses, vocab_size=V, context=T, corpus_size=700, fresh_rows=50, rng=KEY
     )
     corpus, fresh = seen[0], seen[1]
-    assert corpus.shape == (700,) and fresh.shape == (50, T + 1)
+    chex.assert_shape([corpus, fresh], [(700,), (50, T + 1)])
     np.testing.assert_array_equal(corpus, seen[2])
     for ids in (corpus, fresh):
         assert set(ids.ravel().tolist()) == set(range(V))

@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,7 +136,8 @@ def test_a_trainer_is_given_fresh_rows_and_a_predictable_control():
     prove(trainer, **options)
     assert len(seen) == 4
     for rows in seen:
-        assert rows.dtype == np.int32 and rows.shape == (80, 7)
+        chex.assert_type(rows, np.int32)
+        chex.assert_shape(rows, (80, 7))
         assert set(rows.ravel().tolist()) == set(range(FEW))
         assert len(set(rows[:, 0].tolist())) > 8
     corpus, fresh, counting, fresh_counting = seen
