@@ -1,7 +1,7 @@
 """Foreign code: imported by name, called without output, its errors in one line.
 
-`load` finds a callable by 'package.module:callable'. What runs within `guarded` may
-raise, warn, print or exit as it likes: a `leaks.Refused` says what and where.
+`load` imports a callable by 'package.module:callable'. What runs within `guarded` may
+raise, warn, print or exit as it likes: a `calls.Refused` says what and where.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import attention
 from attention.properties import calls
 
 # Folders of code that is not the stranger's: installed, or ours.
-_OTHERS = tuple(
+_NOT_THE_STRANGERS = tuple(
     os.path.join(folder, "")
     for folder in (
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
@@ -57,7 +57,7 @@ def load(name: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     # Foreign code: anything may go wrong.
     except (Exception, SystemExit) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name
@@ -68,47 +68,48 @@ def load(name: str) -> Callable[..., Any]:
                 f"no module {missing!r} in {os.getcwd()!r} or elsewhere on the path"
                 f"{hint or _collision(module_name)}"
             ) from error
+        hint = _collision(_module_of(error))
         raise ValueError(
-            f"importing {module_name!r} raised {blame(error)}{_collision(_of(error))}"
+            f"importing {module_name!r} raised {blame(error)}{hint}"
         ) from error
     for attribute in path.split("."):
         try:
-            found = getattr(found, attribute)
+            target = getattr(target, attribute)
         except Exception as error:
             raise ValueError(
                 f"{name!r} was not found: {error}{_collision(module_name)}"
             ) from error
-    if isinstance(found, type):
+    if isinstance(target, type):
         raise ValueError(
             f"{name!r} is a class: make an instance in the module, such as "
-            f"model = {found.__name__}(...), and name that"
+            f"model = {target.__name__}(...), and name that"
         )
-    if isinstance(found, linen.Module):
+    if isinstance(target, linen.Module):
         raise ValueError(
             f"{name!r} is a flax module without its parameters: name "
             "functools.partial(model.apply, variables)"
         )
-    if not callable(found):
-        raise ValueError(f"{name!r} is {type(found).__name__!r}, expected a callable")
-    return found
+    if not callable(target):
+        raise ValueError(f"{name!r} is {type(target).__name__!r}, expected a callable")
+    return target
 
 
-def _of(error: BaseException) -> str:
-    """The module in which something was not found; '' if that is not what it says."""
+def _module_of(error: BaseException) -> str:
+    """The module in which the error says that a name is missing; '' if it says none."""
     if isinstance(error, AttributeError):
         return getattr(error.obj, "__name__", "")
     return (error.name or "") if isinstance(error, ImportError) else ""
 
 
 def _collision(module_name: str) -> str:
-    """What to say if that module is a package of ours, not the stranger's file."""
+    """A hint where that module is a package of ours, not the stranger's file."""
     here, name = pathlib.Path.cwd(), module_name.partition(".")[0]
     if name not in _TAKEN or here == pathlib.Path(__file__).parent.parent:
         return ""
-    found = [path.name for path in (here / f"{name}.py", here / name) if path.exists()]
-    if not found:
+    hidden = [path.name for path in (here / f"{name}.py", here / name) if path.exists()]
+    if not hidden:
         return ""
-    return f"; {found[0]} here has the name of a package of this program: rename it"
+    return f"; {hidden[0]} here has the name of a package of this program: rename it"
 
 
 @contextlib.contextmanager
@@ -128,20 +129,20 @@ def guarded() -> Iterator[None]:
 
 
 def silent() -> contextlib.redirect_stdout[io.StringIO]:
-    """A context in which what is printed is thrown away."""
+    """Makes a context in which what is printed is thrown away."""
     return contextlib.redirect_stdout(io.StringIO())
 
 
 def blame(error: BaseException) -> str:
-    """An exception in one line, with the place in the stranger's code."""
+    """An exception in one line, with file and line of the stranger's code."""
     text = " ".join(str(error).split())
     text = f"{type(error).__name__}: {text[:_MESSAGE]}"
-    if isinstance(error, SyntaxError):  # says the place itself
+    if isinstance(error, SyntaxError):  # Its message says where.
         return text
     theirs = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_OTHERS)
+        if not frame.filename.startswith(_NOT_THE_STRANGERS)
     ]
     for frame in theirs[-1:]:
         path = pathlib.Path(frame.filename)

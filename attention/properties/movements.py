@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 
-# Of one array, JAX's or NumPy's as the caller gives it.
+# A function of one array, of JAX or of NumPy.
 Function = Callable[[Any], Any]
 AnyArray = Array | np.ndarray
 
-# Stands for a change that has no size of its own: 0.0 became -0.0.
+# Size of a change that has none: 0.0 became -0.0.
 _SIGN_OF_ZERO = np.finfo(np.float64).smallest_subnormal
 
 
 class Changes(NamedTuple):
-    """What became of the outputs [B T ...] of a position, over all its features.
+    """How outputs [B T ...] changed, position by position, over all features.
 
     Attributes:
       numbers: the largest change of a number into another number; exactly 0 where no
@@ -80,7 +80,7 @@ def movement(
 def jacobian_norms(
     fn: Function, inputs: Float[AnyArray, "*B T E"], *, rng: PRNGKeyArray
 ) -> Float[np.ndarray, "T_out T_in"]:
-    """Size of the derivative of output i by input j.
+    """Computes the size of the derivative of output i by input j.
 
     One backward pass per output position with a random normal cotangent c over the
     features (and the batch): a column of cᵀ ∂yᵢ/∂xⱼ is exactly zero where the

@@ -4,8 +4,8 @@
     x float32 [B T E] -> y [B T ...]
 
 Whatever is wrong with it (another shape, hidden randomness, memory of earlier calls, an
-exception of its own) is a ValueError of one line that says what was expected and what
-came. At lengths and batch sizes that nobody asked for it may refuse what it likes.
+exception that it raises) is a ValueError of one line that says what was expected and
+what came. At lengths and batch sizes that nobody asked for it may refuse what it likes.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ class Target(subjects.Subject):
     """A subject, and what was learned about the callable on the way.
 
     Attributes:
-      name: of the callable, as `foreign.load` takes it.
-      callable: as it was found.
+      name: name of the callable, such as 'package.module:callable'.
+      callable: the callable as it was imported.
       framework: 'JAX', 'NumPy' or 'PyTorch'.
-      notes: what the reader of a report should know, one line each.
+      notes: lines for the reader of the verdict.
     """
 
     name: str
@@ -54,12 +54,12 @@ def adapt(
     """Finds out how the callable is to be called, and that it can be examined.
 
     Args:
-      fn: of JAX, NumPy or PyTorch; see `train.callables.frameworks`.
-      name: of it, for the reader.
-      length: T.
-      vocab_size: V of a callable of tokens; None: of vectors.
-      width: E of a callable of vectors; None: of tokens.
-      seed: of inputs, and of what training mode draws.
+      fn: a callable of JAX, NumPy or PyTorch.
+      name: its name, for the reader.
+      length: number T of positions.
+      vocab_size: number V of ids of a callable of tokens; None for vectors.
+      width: width E of a callable of vectors; None for tokens.
+      seed: seed of inputs, and of what training mode draws.
       token_edit_budget: about how many edits of tokens the probe 'edits' makes.
 
     Raises:
@@ -77,12 +77,13 @@ def adapt(
     inputs, more = map(example, _ROWS)
     try:
         with foreign.guarded():
-            own = modes.evaluation(fn, seed=seed)
-            framework, traceable = frameworks.detect(own, inputs)
-            convert = frameworks.converter(own, framework)
+            evaluated = modes.evaluation(fn, seed=seed)
+            framework, traceable = frameworks.detect(evaluated, inputs)
+            convert = frameworks.converter(evaluated, framework)
             # Compiled anew by each, or hidden randomness would be a constant.
             evaluation, second = (
-                frameworks.as_numpy(own, convert, traceable=traceable) for _ in range(2)
+                frameworks.as_numpy(evaluated, convert, traceable=traceable)
+                for _ in range(2)
             )
             outputs = evaluation(inputs)
             # A callable with a memory gives itself away after another input.
@@ -100,7 +101,7 @@ def adapt(
     differentiable = traceable or framework == "PyTorch"
     floating = jnp.issubdtype(outputs.dtype, jnp.floating)
     if vocab_size is None and differentiable and floating:
-        gradient = frameworks.gradient(own, convert, framework, seed=seed)
+        gradient = frameworks.gradient(evaluated, convert, framework, seed=seed)
     return Target(
         fn=evaluation,
         length=length,
@@ -125,11 +126,11 @@ def _in_training(
     seed: int,
 ) -> tuple[frameworks.Call | None, list[str]]:
     """The callable in training mode, if it has one that repeats itself; notes."""
-    own = modes.training(fn, seed=seed)
-    if own is None:
+    trained = modes.training(fn, seed=seed)
+    if trained is None:
         return None, []
-    traceable = traceable and frameworks.is_traceable(own, inputs)
-    training = frameworks.as_numpy(own, convert, traceable=traceable)
+    traceable = traceable and frameworks.is_traceable(trained, inputs)
+    training = frameworks.as_numpy(trained, convert, traceable=traceable)
     if traceable:
         return training, []
     try:

@@ -1,6 +1,6 @@
 """A stranger's callable in JAX, NumPy or PyTorch, as NumPy in and NumPy out.
 
-Which of the three it is, is found by trying: a PyTorch module says so; what answers
+Trying tells which of the three it is: a PyTorch module says so; what answers
 NumPy arrays with NumPy arrays is NumPy, since `x[0] = 1` fails on JAX's arrays and
 `x.sort()` leaves them as they are; what JAX can trace is JAX; the rest is called with
 arrays and, if PyTorch is loaded and that fails, with tensors. PyTorch itself is never
@@ -31,11 +31,14 @@ Convert = Callable[[np.ndarray], Any]
 
 
 def detect(fn: Callable[[Any], Any], example: np.ndarray) -> tuple[Framework, bool]:
-    """Which framework's arrays the callable takes, and whether JAX can trace it.
+    """Detects which framework's arrays the callable takes.
 
     Args:
-      fn: of one argument.
+      fn: takes one argument.
       example: inputs that it should accept.
+
+    Returns:
+      The framework, and whether JAX can trace the callable.
 
     Raises:
       Exception: whatever the callable raises if it accepts none.
@@ -46,7 +49,7 @@ def detect(fn: Callable[[Any], Any], example: np.ndarray) -> tuple[Framework, bo
     reason, output = None, None
     # Foreign code, called with what it may not know: anything may go wrong.
     try:
-        output = _of_numpy(fn, example)
+        output = _call_with_numpy(fn, example)
     except Exception as error:
         reason = error
     if isinstance(output, np.ndarray):
@@ -65,19 +68,19 @@ def detect(fn: Callable[[Any], Any], example: np.ndarray) -> tuple[Framework, bo
     return "PyTorch", False
 
 
-def _of_numpy(fn: Callable[[Any], Any], example: np.ndarray) -> Any:
-    """What comes of a NumPy array; of JAX's operations, if they allow it, a tracer.
+def _call_with_numpy(fn: Callable[[Any], Any], example: np.ndarray) -> Any:
+    """The output for a NumPy array; a tracer if JAX's operations can be traced.
 
     To trace them takes a tenth of the time to do them one by one.
     """
     outputs = []
 
-    def trial() -> tuple[()]:
-        outputs.append(_own(fn)(np.array(example)))
+    def call() -> tuple[()]:
+        outputs.append(_copied(fn)(np.array(example)))
         return ()
 
     try:
-        jax.eval_shape(trial)
+        jax.eval_shape(call)
     # Such as a branch by a value, which only a number can take.
     except Exception:
         return fn(np.array(example))
@@ -89,18 +92,18 @@ def is_traceable(fn: Callable[[Any], Any], example: np.ndarray) -> bool:
 
     Not an object that remembers what it was called with: it would hold a tracer.
     """
-    own = _own(fn)
+    copied = _copied(fn)
     try:
         with foreign.guarded():
-            jax.eval_shape(own, jax.ShapeDtypeStruct(example.shape, example.dtype))
+            jax.eval_shape(copied, jax.ShapeDtypeStruct(example.shape, example.dtype))
     except calls.Refused:
         return False
-    memory = jax.tree.leaves(getattr(own, "__dict__", {}))
+    memory = jax.tree.leaves(getattr(copied, "__dict__", {}))
     return not any(isinstance(value, jax.core.Tracer) for value in memory)
 
 
-def _own(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A copy of an object, so that the stranger's own remembers nothing of a trial."""
+def _copied(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A copy of an object, so that the stranger's remembers nothing of a tracing."""
     if not inspect.isfunction(type(fn).__call__):
         return fn
     try:
@@ -110,7 +113,7 @@ def _own(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def converter(fn: Callable[..., Any], framework: Framework) -> Convert:
-    """What turns NumPy inputs into a copy that the callable takes.
+    """Makes a function that turns NumPy inputs into a copy that the callable takes.
 
     PyTorch's ids are int64, and its tensors lie where the module's parameters are, as
     wide as the first of them that is floating.
@@ -130,26 +133,26 @@ def converter(fn: Callable[..., Any], framework: Framework) -> Convert:
 
 
 def as_numpy(fn: Callable[[Any], Any], convert: Convert, *, traceable: bool) -> Call:
-    """The callable from NumPy to NumPy, guarded and without gradients.
+    """Wraps the callable from NumPy to NumPy, guarded and without gradients.
 
     Args:
-      fn: of one argument.
-      convert: of `converter`.
+      fn: takes one argument.
+      convert: turns NumPy arrays into those of its framework.
       traceable: whether JAX can trace it; then it is compiled, every time anew.
     """
     torch = sys.modules.get("torch")
-    own = jax.jit(lambda x: fn(x)) if traceable else fn
+    compiled = jax.jit(lambda x: fn(x)) if traceable else fn
 
     def call(inputs: np.ndarray) -> np.ndarray:
         no_gradients = contextlib.nullcontext() if torch is None else torch.no_grad()
         with foreign.guarded(), no_gradients:
-            return to_numpy(own(convert(inputs)))
+            return to_numpy(compiled(convert(inputs)))
 
     return call
 
 
 def to_numpy(output: Any) -> np.ndarray:
-    """One array of real numbers as NumPy's, in its own type, bfloat16 too.
+    """Converts one array of real numbers to NumPy's, of the same type, bfloat16 too.
 
     Raises:
       UnusableOutput: if it is anything else.
@@ -178,13 +181,15 @@ def to_numpy(output: Any) -> np.ndarray:
 def gradient(
     fn: Callable[[Any], Any], convert: Convert, framework: Framework, *, seed: int
 ) -> Call:
-    """The function x [B T E] -> largest |cᵀ ∂yᵢ/∂xⱼ| [T T], as `jacobian_norms`.
+    """Makes the function x [B T E] -> largest |cᵀ ∂yᵢ/∂xⱼ| [T T].
+
+    It computes what `movements.jacobian_norms` does, in either framework.
 
     Args:
-      fn: of vectors, one that JAX can trace or one of PyTorch's.
-      convert: of `converter`.
+      fn: takes vectors; JAX can trace it, or it is PyTorch's.
+      convert: turns NumPy arrays into those of its framework.
       framework: 'JAX' or 'PyTorch'.
-      seed: of the random cotangents.
+      seed: seed of the random cotangents.
     """
     rng = jax.random.key(seed)
 

@@ -37,32 +37,38 @@ _EMPTY = inspect.Parameter.empty
 
 
 def evaluation(fn: Callable[..., Any], *, seed: int) -> Callable[[Any], Any]:
-    """The callable in evaluation mode, of one argument.
+    """Puts the callable into evaluation mode.
 
     Args:
-      fn: of its own framework's arrays. An object with methods `train` and `eval` is
-        copied; one that has no copy is switched itself.
-      seed: of the keys that it is given.
+      fn: takes arrays of its framework. An object with methods `train` and `eval` is
+        copied; one that cannot be copied is switched itself.
+      seed: seed of the keys that are passed to it.
+
+    Returns:
+      The callable, of one argument.
     """
     keywords = _keywords(fn, training=False, seed=seed)
     owner = switchable(fn)
     if owner is not None:
-        own = owner
+        switched = owner
         # A foreign object: anything may go wrong.
         with contextlib.suppress(Exception):
-            own = _copied(owner)
-        own.eval()
-        fn = _rebound(fn, owner, own)
+            switched = _copied(owner)
+        switched.eval()
+        fn = _rebound(fn, owner, switched)
     return functools.partial(fn, **keywords) if keywords else fn
 
 
 def training(fn: Callable[..., Any], *, seed: int) -> Callable[[Any], Any] | None:
-    """The callable in training mode, of one argument; None if it has none.
+    """Puts the callable into training mode.
 
     Args:
-      fn: of its own framework's arrays. An object with methods `train` and `eval` is
+      fn: takes arrays of its framework. An object with methods `train` and `eval` is
         copied before every call.
-      seed: of the keys and random states that it is given.
+      seed: seed of the keys and random states that it draws from.
+
+    Returns:
+      The callable, of one argument; None if it has no training mode.
     """
     if not _has_training(fn):
         return None
@@ -77,7 +83,7 @@ def training(fn: Callable[..., Any], *, seed: int) -> Callable[[Any], Any] | Non
 
 
 def evaluation_words(fn: Callable[..., Any], *, seed: int) -> str:
-    """The keywords that `evaluation` adds, as Python after an argument."""
+    """The keywords that `evaluation` adds, as Python code that follows an argument."""
     keywords = _keywords(fn, training=False, seed=seed)
     key = f"jax.random.key({seed})"
     return "".join(
@@ -127,12 +133,12 @@ def _has_training(fn: Callable[..., Any]) -> bool:
 
 
 def _keywords(fn: Callable[..., Any], *, training: bool, seed: int) -> dict[str, Any]:
-    """What must be said to put the callable into the mode."""
+    """The keywords that put the callable into the mode."""
     parameters = _parameters(fn)
     keywords: dict[str, Any] = {}
     for name, evaluation in _SWITCHES.items():
         value = evaluation != training
-        # Said only where it must be: a compiled function would trace it.
+        # Passed only where it is needed: a compiled function would trace it.
         if name in parameters and parameters[name].default is not value:
             keywords[name] = value
     if switchable(fn) is not None:  # which holds its own keys
@@ -144,28 +150,28 @@ def _keywords(fn: Callable[..., Any], *, training: bool, seed: int) -> dict[str,
 
 
 def _parameters(fn: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What the callable may be given by keyword, and can still be."""
+    """The parameters that can be passed to the callable by keyword."""
     module = _flax_module(fn)
     functions = [fn] if module is None else [fn, _applied(fn, module)]
     if hasattr(fn, "forward"):
         functions = [fn.forward]
-    found: dict[str, inspect.Parameter] = {}
+    parameters: dict[str, inspect.Parameter] = {}
     for function in functions:
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):  # written in C
             continue
-        found = {**signature.parameters, **found}
+        parameters = {**signature.parameters, **parameters}
     return {
         name: parameter
-        for name, parameter in found.items()
+        for name, parameter in parameters.items()
         if parameter.kind
         in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     }
 
 
 def _flax_module(fn: Callable[..., Any]) -> linen.Module | None:
-    """The module, if the callable is its `apply` with some arguments given."""
+    """The module, if the callable is its `apply`, with some arguments bound or none."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     owner = getattr(fn, "__self__", None)
@@ -186,9 +192,9 @@ def _trained(fn: Callable[..., Any]) -> Callable[..., Any]:
     owner = switchable(fn)
 
     def trained(*args: Any, **kwargs: Any) -> Any:
-        with _lent(owner) as own:
-            own.train()
-            return _rebound(fn, owner, own)(*args, **kwargs)
+        with _lent(owner) as lent:
+            lent.train()
+            return _rebound(fn, owner, lent)(*args, **kwargs)
 
     return trained
 
@@ -197,13 +203,13 @@ def _trained(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _lent(owner: Any) -> Iterator[Any]:
     """A copy; or a PyTorch module itself that has none, which is then restored."""
     try:
-        own = _copied(owner)
+        copied = _copied(owner)
     # Foreign objects: anything may go wrong.
     except Exception:
         if not _is_torch_module(owner):
             raise
     else:
-        yield own
+        yield copied
         return
     modes = [(part, part.training) for part in owner.modules()]
     state = copy.deepcopy(owner.state_dict())
@@ -226,11 +232,12 @@ def _copied(owner: Any) -> Any:
     return copy.deepcopy(owner, {id(parameter): parameter for parameter in shared})
 
 
-def _rebound(fn: Callable[..., Any], owner: Any, own: Any) -> Callable[..., Any]:
+def _rebound(fn: Callable[..., Any], owner: Any, other: Any) -> Callable[..., Any]:
+    """The callable that calls another object in the place of its owner."""
     if isinstance(fn, functools.partial):
-        inner = _rebound(fn.func, owner, own)
+        inner = _rebound(fn.func, owner, other)
         return functools.partial(inner, *fn.args, **fn.keywords)
-    return own if fn is owner else getattr(own, fn.__name__)
+    return other if fn is owner else getattr(other, fn.__name__)
 
 
 def _seeded(fn: Callable[[Any], Any], seed: int) -> Callable[[Any], Any]:

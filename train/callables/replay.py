@@ -3,9 +3,9 @@
     inputs, edited    [B T] or [B T E]; they differ at `source`, in row `row`
     before, after     the outputs of each; they differ at `target`, in row `target_row`
 
-`edited` equals `inputs` where only a derivative shows the leak. Besides, the probe that
-found it, `mode` ('evaluation' or 'training'), `movement`, the name of the callable, its
-`vocab_size` (0: vectors) and `seed`. NumPy opens the file without pickle.
+`edited` equals `inputs` where only a derivative shows the leak. The file also holds the
+probe that saw it, `mode` ('evaluation' or 'training'), `movement`, the name of the
+callable, its `vocab_size` (0 for vectors) and `seed`. NumPy opens it without pickle.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from attention.properties import calls, comparison, findings, probes, shrinking
 from train.callables import adapter, frameworks, modes
 
 FILE_NAME = "leak.npz"
-# What the lines for replaying by hand may need, and what they call the callable.
+# Imports that the lines for replaying by hand may need, and their callable's name.
 _IMPORTS = {
     "jax": "jax",
     "jnp": "jax.numpy as jnp",
@@ -32,7 +32,7 @@ _IMPORTS = {
     "torch": "torch",
 }
 _CALLABLE = "f"
-# Of an .npz file: every name that `save` writes.
+# Names of all arrays in the file.
 _NAMES = (
     "inputs",
     "edited",
@@ -53,13 +53,13 @@ _NAMES = (
 
 
 def smallest(target: adapter.Target, finding: findings.Finding) -> findings.Finding:
-    """The leak at the fewest rows and positions found that still show it."""
+    """Finds the leak at few rows and positions that still show it."""
     if finding.probe == "gradients":
         try:
-            found = _derivative(target, finding.inputs[:1, : finding.source + 1])
+            smaller = _derivative(target, finding.inputs[:1, : finding.source + 1])
         except calls.Refused:
-            found = None
-        return finding if found is None or found.kind != "leak" else found
+            smaller = None
+        return finding if smaller is None or smaller.kind != "leak" else smaller
     fn = in_mode(target, mode(finding))
     return shrinking.shrink(fn, finding, tolerance=target.tolerance)
 
@@ -84,7 +84,7 @@ def in_mode(target: adapter.Target, mode: str) -> Callable[[np.ndarray], np.ndar
 
 def words(finding: findings.Finding) -> str:
     """What was seen, in words that fit a line."""
-    output, by = _places(finding)
+    output, by = _names(finding)
     if finding.probe == "gradients":
         how = "its derivative in a random direction"
         return f"{output} depends on {by}: {how} is {finding.movement:.3g}"
@@ -98,7 +98,7 @@ def words(finding: findings.Finding) -> str:
 
 def rounding_words(finding: findings.Finding) -> str:
     """How much rounding was seen, and where."""
-    (output, by), share = _places(finding), f"{finding.share:.2g}"
+    (output, by), share = _names(finding), f"{finding.share:.2g}"
     how = f"outputs that must not move do by up to {share} of the edit"
     if finding.probe == "gradients":
         how = f"derivatives by later inputs are not 0, but {share} of the largest"
@@ -108,8 +108,8 @@ def rounding_words(finding: findings.Finding) -> str:
     )
 
 
-def _places(finding: findings.Finding) -> tuple[str, str]:
-    """The output that moved, and the input that moved it."""
+def _names(finding: findings.Finding) -> tuple[str, str]:
+    """Names of the output that moved and of the input that moved it."""
     output, by = f"output {finding.target}", f"input {finding.source}"
     if finding.row == finding.target_row:
         return output, by
@@ -194,9 +194,9 @@ def save(path: pathlib.Path, target: adapter.Target, finding: findings.Finding) 
     """Writes the file, whole or not at all.
 
     Args:
-      path: where to.
+      path: path of the file.
       target: the callable.
-      finding: of `smallest`.
+      finding: the leak at the smallest pair of inputs.
     """
     fn = in_mode(target, mode(finding))
     arrays = {
@@ -219,16 +219,16 @@ def save(path: pathlib.Path, target: adapter.Target, finding: findings.Finding) 
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """bfloat16 and the like as float32, exactly: files of NumPy know none."""
+    """bfloat16 and narrower floats as float32, exactly: NumPy's files know neither."""
     is_known = array.dtype.kind in "fiub"
     return array if is_known else array.astype(np.float32)
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """What `save` wrote.
+    """Reads the arrays of a file that `save` wrote.
 
     Raises:
-      ValueError: there is no such file, or it is another.
+      ValueError: there is no such file, or it is no leak of an audit.
     """
     try:
         with np.load(path) as file:
@@ -253,11 +253,11 @@ def replay(
     """Asks a callable whether it still leaks on the pair of inputs.
 
     Args:
-      fn: as `foreign.load` found it.
-      arrays: of `read`.
+      fn: the callable, as it was imported.
+      arrays: arrays of the file, from `read`.
 
     Returns:
-      What moves though it must not, a leak or less; None if nothing does.
+      The worst that moves though it must not, a leak or less; None if nothing does.
 
     Raises:
       ValueError: the callable cannot be called with these inputs.
@@ -291,5 +291,5 @@ def _derivative(
     outcome = probes.run("gradients", subject)
     if outcome.kind in ("not applicable", "refused"):
         raise calls.Refused(outcome.tried)
-    found = outcome.finding
-    return found and dataclasses.replace(found, inputs=inputs, edited=inputs)
+    finding = outcome.finding
+    return finding and dataclasses.replace(finding, inputs=inputs, edited=inputs)
