@@ -37,13 +37,13 @@ Kinds = Mapping[str, Mapping[str, str]]
 
 def examine(specimen: parts.Specimen) -> dict[str, str]:
     """Probe -> kind of what it saw."""
-    of_tokens = specimen.input == "tokens"
+    takes_tokens = specimen.input == "tokens"
     target = adapter.adapt(
         specimen.make(),
         name="",
         length=specimen.length,
-        vocab_size=specimen.vocab_size if of_tokens else None,
-        width=None if of_tokens else parts.WIDTH,
+        vocab_size=specimen.vocab_size if takes_tokens else None,
+        width=None if takes_tokens else parts.WIDTH,
         seed=0,
         token_edit_budget=TOKEN_EDIT_BUDGET,
     )
@@ -87,15 +87,15 @@ def honest_row(name: str) -> str:
     return markdown.line(name, ", ".join(honest.HONEST[name].shows) or "nothing")
 
 
-def alone_row(of_leaks: Kinds) -> str:
+def alone_row(leak_kinds: Kinds) -> str:
     """How many leaks each probe is alone to see."""
-    alone = [seen_by(kinds) for kinds in of_leaks.values()]
+    alone = [seen_by(kinds) for kinds in leak_kinds.values()]
     return markdown.line(
         "seen by this probe alone", *(alone.count({p}) for p in PROBES)
     )
 
 
-def page(of_leaks: Kinds) -> str:
+def page(leak_kinds: Kinds) -> str:
     """The document: both tables, in Markdown."""
     lines = [
         f"{len(leaks.LEAKS)} planted leaks. ● the probe sees it, · it does not; "
@@ -103,8 +103,8 @@ def page(of_leaks: Kinds) -> str:
         "",
         markdown.line("leak", *PROBES),
         markdown.line("---", *[":-:"] * len(PROBES)),
-        *(leak_row(name, of_leaks[name]) for name in leaks.LEAKS),
-        alone_row(of_leaks),
+        *(leak_row(name, leak_kinds[name]) for name in leaks.LEAKS),
+        alone_row(leak_kinds),
         "",
         f"{len(honest.HONEST)} honest models. None is accused; this is all that is "
         "seen of them.",
@@ -118,11 +118,11 @@ def page(of_leaks: Kinds) -> str:
 
 def main() -> None:
     """Writes the document."""
-    of_leaks = examine_all(leaks.LEAKS)
-    missing = leaks.LEAKS.keys() - of_leaks.keys()
+    leak_kinds = examine_all(leaks.LEAKS)
+    missing = leaks.LEAKS.keys() - leak_kinds.keys()
     if missing:
         sys.exit(f"install what these need first: {', '.join(sorted(missing))}")
-    DOCUMENT.write_text(page(of_leaks), encoding="utf-8")
+    DOCUMENT.write_text(page(leak_kinds), encoding="utf-8")
 
 
 if __name__ == "__main__":

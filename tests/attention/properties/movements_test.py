@@ -23,8 +23,8 @@ def test_bits_are_compared_and_nan_is_nan(dtype):
     np.testing.assert_array_equal(numbers[0, [0, 2, 3, 4, 5, 6]], [0, 0, 0, 0, 0, 2])
     assert 0 < numbers[0, 1] < 1e-300
     np.testing.assert_array_equal(nonfinite, [[0, 0, 0, 1, 0, 1, 0]])
-    found = movements.movement(base, edited)
-    np.testing.assert_array_equal(found, np.where(nonfinite, np.nan, numbers))
+    movement = movements.movement(base, edited)
+    np.testing.assert_array_equal(movement, np.where(nonfinite, np.nan, numbers))
     # Over features: a number that moved shows beside one that was lost.
     wide = [np.stack(pair, -1) for pair in ((base, base), (edited, edited[:, ::-1]))]
     numbers, nonfinite = movements.changes(*wide)

@@ -1,4 +1,4 @@
-"""train.callables.frameworks: JAX, NumPy or PyTorch, found by trying."""
+"""train.callables.frameworks: JAX, NumPy or PyTorch, told apart by trying."""
 
 import chex
 import jax

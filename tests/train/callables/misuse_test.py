@@ -140,8 +140,8 @@ def test_replay_asks_about_the_kind_of_the_pair():
     edited = inputs.copy()
     edited[0, 5] += 1
     fft = foreign.load("theirs:fft")
-    found = comparison.compare("edits", fft, inputs, edited, tolerance=1e-5)
-    assert found.kind == "rounding"
+    finding = comparison.compare("edits", fft, inputs, edited, tolerance=1e-5)
+    assert finding.kind == "rounding"
     arrays = {"inputs": inputs, "edited": edited, "vocab_size": 0, "seed": 0}
     arrays["callable"] = "theirs:fft"
     replayed = replay.replay(fft, arrays | {"probe": "edits", "mode": "evaluation"})

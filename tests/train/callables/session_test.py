@@ -51,16 +51,20 @@ def test_an_honest_target(run):
     assert fits_a_screen(out)
     assert "verdict: no leak found" in out
     assert left() == FILES
-    found = report()
-    assert found["target"] == "theirs:honest" and found["framework"] == "NumPy"
-    assert (found["input"], found["length"], found["vocab_size"]) == ("tokens", 6, 7)
-    assert found["verdict"] == "no leak found" and found["leak"] is None
-    assert found["causality"]["passed"] is True
-    assert [row["name"] for row in found["causality"]["probes"]] == [*probes.PROBES]
+    contents = report()
+    assert contents["target"] == "theirs:honest" and contents["framework"] == "NumPy"
+    assert (contents["input"], contents["length"], contents["vocab_size"]) == (
+        "tokens",
+        6,
+        7,
+    )
+    assert contents["verdict"] == "no leak found" and contents["leak"] is None
+    assert contents["causality"]["passed"] is True
+    assert [row["name"] for row in contents["causality"]["probes"]] == [*probes.PROBES]
     assert results()["edits"] == "clear"
     assert results()["gradients"] == "not applicable"
-    assert {"python", "numpy", "jax"} <= found["versions"].keys()
-    assert found["seconds"] > 0
+    assert {"python", "numpy", "jax"} <= contents["versions"].keys()
+    assert contents["seconds"] > 0
     dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
     np.testing.assert_array_equal(dependency, np.tri(6, dtype=bool))
 
@@ -196,8 +200,8 @@ def test_rounding_and_nan_are_reported_and_not_failed(run):
     assert results()["edits"] == "rounding"
     assert results()["non-finite"] == "nan-unsafe"
     rows = report()["causality"]["probes"]
-    found = [row["finding"] for row in rows if row["result"] == "rounding"]
-    share = max(finding["movement"] / finding["size"] for finding in found)
+    findings = [row["finding"] for row in rows if row["result"] == "rounding"]
+    share = max(finding["movement"] / finding["size"] for finding in findings)
     assert f"rounding: outputs that must not move do by up to {share:.2g} of" in out
     assert "nan-unsafe: 0 x NaN" in out
     assert report()["causality"]["passed"] is True
@@ -215,10 +219,10 @@ def test_a_target_that_ignores_its_input_is_doubted(run):
 
 def test_a_picky_target_is_refused_elsewhere(run):
     status, out, _ = run("--target=theirs:picky", *TOKENS)
-    found = {row["name"]: row for row in report()["causality"]["probes"]}
-    assert found["lengths"]["result"] == "refused"
-    assert found["lengths"]["passed"] is None
-    assert found["batch sizes"]["result"] == "clear" and status == 0
+    rows = {row["name"]: row for row in report()["causality"]["probes"]}
+    assert rows["lengths"]["result"] == "refused"
+    assert rows["lengths"]["passed"] is None
+    assert rows["batch sizes"]["result"] == "clear" and status == 0
     assert "verdict: no leak found by edits, batch, batch sizes; not run: le" in out
 
 
@@ -248,13 +252,13 @@ def test_a_target_that_changes_its_mind_is_misuse(run):
 )
 def test_a_trainer(run, trainer, status, result, words):
     quick = [name for name in probes.PROBES if name != "batch"]
-    found, out, _ = run(
+    code, out, _ = run(
         "--target=theirs:honest",
         f"--trainer=theirs:{trainer}",
         f"--skip={','.join(quick)}",
         *TOKENS,
     )
-    assert found == status
+    assert code == status
     assert fits_a_screen(out)
     assert results()["learning"] == result
     assert words in " ".join(out.split())
