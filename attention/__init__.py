@@ -26,6 +26,7 @@ from attention import (
     retention,
     rwkv,
     rwkv6,
+    score_mods,
     softmax,
 )
 from attention.dot_product import (
@@ -51,5 +52,6 @@ __all__ = [
     "retention",
     "rwkv",
     "rwkv6",
+    "score_mods",
     "softmax",
 ]

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 import attention
-from attention import heads, masks, positions, softmax
+from attention import heads, masks, positions, score_mods, softmax
 from models import layers
 
 
@@ -237,13 +237,13 @@ def _with_positions(
     if encoding == "none":
         return query, key, None
     if encoding == "alibi":
-        slopes = jnp.asarray(positions.alibi_slopes(query.shape[-2]))
+        slopes = jnp.asarray(score_mods.alibi_slopes(query.shape[-2]))
         # A score modifier knows the index of the row in the flattened batch.
         flat = [
             p if p is None or p.ndim == 1 else p.reshape(-1, p.shape[-1])
             for p in (query_positions, key_positions)
         ]
-        return query, key, positions.alibi(slopes, *flat)
+        return query, key, score_mods.alibi(slopes, *flat)
     if encoding != "rotary":
         raise ValueError(
             f"position_encoding must be 'none', 'rotary' or 'alibi', got {encoding!r}"

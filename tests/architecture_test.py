@@ -23,7 +23,7 @@ ARROW = ("configs", "train", "models", "attention")
 FLOORS = {
     "attention": (
         "numerics softmax heads dropout linear_sums properties",
-        "masks positions recurrence",
+        "masks positions score_mods recurrence",
         "checks",
         "dot_product additive convolution linear mamba retention rwkv rwkv6",
         "lowrank random_features",

@@ -22,6 +22,7 @@ from attention import (
     retention,
     rwkv,
     rwkv6,
+    score_mods,
     softmax,
 )
 from models import transformer
@@ -65,7 +66,7 @@ PRIMITIVES = (
     ("rotary_positions", positions.rotary, (HEADS, jnp.arange(4))),
     (
         "relative_buckets",
-        functools.partial(positions.relative_buckets, bidirectional=True),
+        functools.partial(score_mods.relative_buckets, bidirectional=True),
         (jnp.arange(4),),
     ),
     (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attention
-from attention import positions, softmax
+from attention import positions, score_mods, softmax
 from models import multihead
 from tests.support import readouts
 
@@ -137,7 +137,7 @@ def test_permutation_equivariance_needs_neither_mask_nor_positions():
         return readouts.attend(x, x, x)
 
     def alibi(x):
-        score_mod = positions.alibi(positions.alibi_slopes(1) * 100)
+        score_mod = score_mods.alibi(score_mods.alibi_slopes(1) * 100)
         return readouts.attend(x, x, x, score_mod=score_mod)
 
     def plain(x):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import attention
-from attention import positions
+from attention import positions, score_mods
 from tests.support import modules_by_hand, oracle
 
 B = T = N = H = 4
@@ -129,7 +129,7 @@ class Implementation:
         bias = parameters["bias"][:, : query.shape[-3], : key.shape[-3]]
         score_mod = None
         if "slopes" in parameters:
-            score_mod = positions.alibi(parameters["slopes"], at, key_at)
+            score_mod = score_mods.alibi(parameters["slopes"], at, key_at)
         query, key = positions.rotary(query, at), positions.rotary(key, key_at)
         return (query, key, value, bias, given.mask), {
             "is_causal": True,

@@ -176,35 +176,40 @@ _POSITIONS = (
         "np.arange(0, width, 2) / (width // 2))",
         "frequencies fall twice as fast",
     ),
+)
+
+_SCORE_MODS = (
     (
         "np.arange(1, 2 * n, 2))",
         "np.arange(2, 2 * n + 1, 2))",
         "slopes between powers of two repeat the others",
     ),
+    ("return -slopes[head]", "return slopes[head]", "ALiBi favours what is far"),
     (
-        "return score - slopes[head]",
-        "return score + slopes[head]",
-        "ALiBi favours what is far",
-    ),
-    (
-        "distance = jnp.abs(query - key)",
-        "distance = (query - key)",
-        "ALiBi favours the future",
+        "jnp.abs(relative).astype(dtype)\n\n\n@_relative\ndef _relative_bias",
+        "relative.astype(dtype)\n\n\n@_relative\ndef _relative_bias",
+        "ALiBi favours the past",
     ),
     (
         "else positions[batch, index]",
         "else positions[0, index]",
-        "all rows stand where the first stands",
+        "all rows have the positions of the first",
     ),
     (
-        "jnp.where(relative_position > 0, bucket + n, bucket)",
-        "jnp.where(relative_position >= 0, bucket + n, bucket)",
-        "distance 0 is in the future",
+        "future = past[1:] + n if bidirectional",
+        "future = past[1:] if bidirectional",
+        "keys after the query share the buckets of those before it",
     ),
     (
         "* (n - exact) + 1e-9)",
         "* (n - exact))",
         "rounding moves a border between buckets",
+    ),
+    ("return -scales[head]", "return scales[head]", "Kerple favours what is far"),
+    (
+        "jnp.where(query == key, score, -jnp.inf)",
+        "jnp.where(query >= key, score, -jnp.inf)",
+        "earlier documents are visible",
     ),
 )
 
@@ -252,5 +257,6 @@ ROWS = types.MappingProxyType(
         "attention/masks/block_maps.py": _BLOCKS,
         "attention/masks/sparse.py": _SPARSE,
         "attention/positions.py": _POSITIONS,
+        "attention/score_mods.py": _SCORE_MODS,
     }
 )

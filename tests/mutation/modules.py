@@ -60,13 +60,13 @@ _MULTIHEAD = (
         "values are made of the keys' inputs",
     ),
     (
-        "positions.alibi_slopes(query.shape[-2])",
-        "positions.alibi_slopes(key.shape[-2])",
+        "score_mods.alibi_slopes(query.shape[-2])",
+        "score_mods.alibi_slopes(key.shape[-2])",
         "the slopes of ALiBi are those of the key/value heads",
     ),
     (
-        "positions.alibi(slopes, *flat)",
-        "positions.alibi(slopes)",
+        "score_mods.alibi(slopes, *flat)",
+        "score_mods.alibi(slopes)",
         "ALiBi ignores positions",
     ),
     (

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 import attention
-from attention import masks, positions
+from attention import masks, score_mods
 from models import multihead
 from tests.support import oracle, readouts
 
@@ -188,7 +188,7 @@ def bucket_bias(table):
     """T5's relative bias, read from a table [buckets N]."""
 
     def score_mod(score, q_index, kv_index, *, batch, head):
-        bucket = positions.relative_buckets(
+        bucket = score_mods.relative_buckets(
             kv_index - q_index, num_buckets=4, max_distance=4, bidirectional=True
         )
         return score + table[bucket, head]
@@ -219,7 +219,7 @@ def test_gradients_reach_what_a_score_mod_closes_over(implementation):
 
     for to_score_mod, parameters, score_mod, dscore_mod in (
         (
-            positions.alibi,
+            score_mods.alibi,
             slopes,
             lambda s, i, j, b, n: (s - float(slopes[n]) * abs(i - j), 1.0),
             lambda dscores: -np.einsum("bnts,ts->n", dscores, np.abs(distance)),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from attention import positions
+from attention import score_mods
 from tests.contract import subjects
 from tests.support import in_blocks, mask_rules, oracle
 
@@ -80,7 +80,7 @@ def test_hessian_vector_products_are_those_of_the_reference():
                 is_causal=True,
                 softcap=2.0,
                 sinks=slopes,
-                score_mod=positions.alibi(slopes, np.arange(7), np.arange(7)),
+                score_mod=score_mods.alibi(slopes, np.arange(7), np.arange(7)),
                 return_residual=True,
             )
             return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse))
