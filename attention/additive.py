@@ -125,7 +125,7 @@ def _lift(
             f"score_vector must be one vector per query head, {[N, H]}, "
             f"got {list(score_vector.shape)}"
         )
-    checks.key_mask(key_mask, rows.batch, S)
+    checks.token_mask("key_mask", key_mask, (*rows.batch, S))
     dtype = numerics.accumulation_dtype(rows.query.dtype)
     visible = _visible(mask, key_mask, (B, N, T, S))
     *arrays, _ = rows.without_padding(visible)

@@ -10,7 +10,8 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Shaped
 
 from attention import heads, masks
 
@@ -104,18 +105,38 @@ def one_batch_axis(query: Array, key: Array, value: Array) -> Rows:
     return checked
 
 
-def key_mask(mask: Array | None, batch: tuple[int, ...], length: int) -> None:
-    """Checks a mask [*B S] of the keys.
+def shape(name: str, x: Array, expected: tuple[int, ...]) -> None:
+    """Raises ValueError unless x, an argument of that name, has the expected shape."""
+    if x.shape != expected:
+        raise ValueError(f"{name} must be {list(expected)}, got {list(x.shape)}")
+
+
+def token_mask(name: str, mask: ArrayLike | None, expected: tuple[int, ...]) -> None:
+    """Checks a mask of tokens or keys, an argument of that name, unless it is None.
 
     Raises:
       TypeError: if it is not boolean.
-      ValueError: if it has another shape.
+      ValueError: if it has another shape than expected.
+    """
+    if mask is not None:
+        mask = jnp.asarray(mask)
+        if mask.dtype != bool:
+            raise TypeError(f"{name} must be boolean, got {mask.dtype}")
+        shape(name, mask, expected)
+
+
+def only_real(
+    x: Shaped[Array, "B T *E"],
+    mask: Bool[ArrayLike, "B T"] | None,
+    otherwise: float,
+) -> Shaped[Array, "B T *E"]:
+    """Writes `otherwise` at padding: not even a NaN that stands there has an effect.
+
+    Raises:
+      TypeError: if the mask is not boolean.
+      ValueError: if the mask is not [B T].
     """
     if mask is None:
-        return
-    if mask.dtype != bool:
-        raise TypeError(f"key_mask must be boolean, got {mask.dtype}")
-    if mask.shape != (*batch, length):
-        raise ValueError(
-            f"key_mask must be [*B S] = {[*batch, length]}, got {list(mask.shape)}"
-        )
+        return x
+    token_mask("token_mask", mask, x.shape[:2])
+    return jnp.where(jnp.expand_dims(mask, tuple(range(2, x.ndim))), x, otherwise)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attention import numerics, recurrence
+from attention import checks, numerics, recurrence
 
 
 @jax.named_scope("depthwise_convolution")
@@ -52,15 +52,15 @@ def depthwise(
         raise ValueError(f"kernel must be [W E], W > 0, got {list(kernel.shape)}")
     state, taps = _taps(x, len(kernel), token_mask, state)
     dtype = numerics.accumulation_dtype(x.dtype)
-    recurrence.check_shape("kernel", kernel, (len(kernel), x.shape[-1]))
+    checks.shape("kernel", kernel, (len(kernel), x.shape[-1]))
     rows = kernel.astype(dtype)[:, None, None]
     terms = [row * tap.astype(dtype) for row, tap in zip(rows, taps, strict=True)]
     y = functools.reduce(operator.add, terms)
     if bias is not None:
         bias = jnp.asarray(bias, dtype)
-        recurrence.check_shape("bias", bias, x.shape[-1:])
+        checks.shape("bias", bias, x.shape[-1:])
         y += bias[None, None]
-    return state, recurrence.only_real(y, token_mask, 0).astype(x.dtype)
+    return state, checks.only_real(y, token_mask, 0).astype(x.dtype)
 
 
 @jax.named_scope("token_shift")
@@ -85,7 +85,7 @@ def shift(
       ValueError: if shapes do not fit.
     """
     state, (before, _) = _taps(jnp.asarray(x), 2, token_mask, state)
-    return state, recurrence.only_real(before, token_mask, 0)
+    return state, checks.only_real(before, token_mask, 0)
 
 
 def _taps(
@@ -102,7 +102,7 @@ def _taps(
     if token_mask is None:
         return jax.vmap(_taps_of_all)(x, state)
     token_mask = jnp.asarray(token_mask)
-    recurrence.check_shape("token_mask", token_mask, x.shape[:2])
+    checks.token_mask("token_mask", token_mask, x.shape[:2])
     return jax.vmap(_taps_of_real)(x, state, token_mask)
 
 

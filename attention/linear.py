@@ -270,10 +270,8 @@ def _lift(
     (B, T, N, _), (*_, K, D) = query.shape, value.shape
     dtype = numerics.accumulation_dtype(value.dtype)
     wide = [jnp.asarray(x, dtype) for x in (query, key, value)]
-    if key_mask is not None:
-        # Before the features as well as after: 0 · NaN is NaN.
-        real = key_mask[:, :, None, None]
-        wide[1:] = [jnp.where(real, x, 0) for x in wide[1:]]
+    # Before the features as well as after: 0 · NaN is NaN.
+    wide[1:] = [checks.only_real(x, key_mask, 0) for x in wide[1:]]
     queries = linear_sums.features(feature_map, wide[0])
     keys = linear_sums.features(feature_map, wide[1], key_mask)
     queries = queries.reshape(B, T, K, N // K, queries.shape[-1])
@@ -287,7 +285,7 @@ def _lift(
 def _check(
     query: Array, key: Array, value: Array, key_mask: Array | None, is_causal: bool
 ) -> None:
-    rows = checks.one_batch_axis(query, key, value)
+    checks.one_batch_axis(query, key, value)
     if is_causal and query.shape[1] != key.shape[1]:
         raise ValueError(f"causal needs T = S, got {query.shape} and {key.shape}")
-    checks.key_mask(key_mask, rows.batch, key.shape[1])
+    checks.token_mask("key_mask", key_mask, key.shape[:2])

@@ -61,13 +61,12 @@ def attention(
     rows = checks.one_batch_axis(query, key, value)
     projections = {"key": key_projection, "value": value_projection}
     _check(rows.key, projections)
-    checks.key_mask(key_mask, rows.batch, key.shape[1])
+    checks.token_mask("key_mask", key_mask, key.shape[:2])
     dtype = numerics.accumulation_dtype(value.dtype)
-    keys, values = key.astype(dtype), value.astype(dtype)
-    if key_mask is not None:
-        # Not 0 in E and F: 0 · NaN is NaN.
-        real = key_mask[:, :, None, None]
-        keys, values = jnp.where(real, keys, 0), jnp.where(real, values, 0)
+    # Not 0 in E and F: 0 · NaN is NaN.
+    keys, values = (
+        checks.only_real(x.astype(dtype), key_mask, 0) for x in (rows.key, rows.value)
+    )
     output = dot_product.dot_product_attention(
         query.astype(dtype),
         _project(key_projection, keys),

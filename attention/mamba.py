@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attention import numerics, recurrence
+from attention import checks, numerics, recurrence
 
 # Steps between two states that are kept for the derivative.
 CHUNK = 128
@@ -181,15 +181,15 @@ def selective_scan(
     wide, step_size, A, B, C, D = (
         jnp.asarray(array, dtype) for array in (x, step_size, A, B, C, D)
     )
-    recurrence.check_shape("step_size", step_size, x.shape)
-    recurrence.check_shape("A", A, (channels, size))
-    recurrence.check_shape("B", B, (batch, length, size))
-    recurrence.check_shape("C", C, (batch, length, size))
-    recurrence.check_shape("D", D, (channels,))
+    checks.shape("step_size", step_size, x.shape)
+    checks.shape("A", A, (channels, size))
+    checks.shape("B", B, (batch, length, size))
+    checks.shape("C", C, (batch, length, size))
+    checks.shape("D", D, (channels,))
     state = recurrence.given_or_zeros(state, (batch, size, channels), dtype)
     run = recurrence.chosen(FORMS, form)
     wide, step_size, B, C = (
-        recurrence.only_real(array, token_mask, 0) for array in (wide, step_size, B, C)
+        checks.only_real(array, token_mask, 0) for array in (wide, step_size, B, C)
     )
     state, y = run(wide, step_size, B, C, A.T, state)
     return state, (y + D[None, None] * wide).astype(x.dtype)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from attention import numerics
+from attention import checks, numerics
 
 F = TypeVar("F")
 Form = Callable[[Array, Array, Array], Array]
@@ -100,12 +100,12 @@ def states(
     if inputs.ndim < 2 or not inputs.shape[1]:
         raise ValueError(f"inputs must be [B T *E], T > 0, got {list(inputs.shape)}")
     batch, length, *channels = inputs.shape
-    check_shape("decay", decay, inputs.shape)
+    checks.shape("decay", decay, inputs.shape)
     run = chosen(FORMS, form)
     dtype = numerics.accumulation_dtype(inputs.dtype)
     state = given_or_zeros(state, (batch, *channels), dtype)
-    decay = only_real(decay.astype(dtype), token_mask, 1)
-    wide = only_real(inputs.astype(dtype), token_mask, 0)
+    decay = checks.only_real(decay.astype(dtype), token_mask, 1)
+    wide = checks.only_real(inputs.astype(dtype), token_mask, 0)
     return jax.vmap(run)(decay, wide, state).astype(inputs.dtype)
 
 
@@ -199,30 +199,6 @@ def chosen(forms: Mapping[str, F], form: str) -> F:
     return forms[form]
 
 
-def check_shape(name: str, x: Array, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless x, called `name`, has that shape."""
-    if x.shape != shape:
-        raise ValueError(f"{name} must be {list(shape)}, got {list(x.shape)}")
-
-
-def only_real(
-    x: Shaped[Array, "B T *E"],
-    token_mask: Bool[ArrayLike, "B T"] | None,
-    otherwise: float,
-) -> Shaped[Array, "B T *E"]:
-    """x, and `otherwise` at padding: no number that stands there reaches anything.
-
-    Raises:
-      ValueError: if the mask is not [B T].
-    """
-    if token_mask is None:
-        return x
-    token_mask = jnp.asarray(token_mask)
-    check_shape("token_mask", token_mask, x.shape[:2])
-    real = token_mask.reshape(*x.shape[:2], *(1 for _ in x.shape[2:]))
-    return jnp.where(real, x, otherwise)
-
-
 def given_or_zeros(
     state: Float[ArrayLike, "*E"] | None, shape: tuple[int, ...], dtype: jnp.dtype
 ) -> Float[Array, "*E"]:
@@ -234,5 +210,5 @@ def given_or_zeros(
     if state is None:
         return jnp.zeros(shape, dtype)
     state = jnp.asarray(state, dtype)
-    check_shape("state", state, shape)
+    checks.shape("state", state, shape)
     return state

@@ -17,7 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attention import numerics, recurrence
+from attention import checks, numerics, recurrence
 
 CHUNK = 128  # tokens
 
@@ -128,10 +128,10 @@ def attention(
     batch, length, num_heads, value_width = value.shape
     shape = batch, length, num_heads, key.shape[-1]
     for name, x in {"query": query, "key": key}.items():
-        recurrence.check_shape(name, x, shape)
+        checks.shape(name, x, shape)
     dtype = numerics.accumulation_dtype(value.dtype)
     log_decay = jnp.asarray(log_decay, dtype)
-    recurrence.check_shape("log_decay", log_decay, (num_heads,))
+    checks.shape("log_decay", log_decay, (num_heads,))
     state = recurrence.given_or_zeros(
         state, (batch, num_heads, shape[-1], value_width), dtype
     )
@@ -139,7 +139,7 @@ def attention(
     wide = (query.astype(dtype) * scale, key.astype(dtype), value.astype(dtype))
     each_step = jnp.broadcast_to(log_decay[None, None], (batch, length, num_heads))
     query, key, wide_value, each_step = (
-        recurrence.only_real(x, token_mask, 0) for x in (*wide, each_step)
+        checks.only_real(x, token_mask, 0) for x in (*wide, each_step)
     )
     run = recurrence.chosen(FORMS, form)
     one_row = jax.vmap(run, in_axes=(1, 1, 1, 1, 0), out_axes=(0, 1))

@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attention import numerics, recurrence
+from attention import checks, numerics, recurrence
 
 
 class State(NamedTuple):
@@ -224,27 +224,27 @@ def wkv(
     key, value = jnp.asarray(key), jnp.asarray(value)
     if value.ndim != 3:
         raise ValueError(f"value must be [B T E], got {list(value.shape)}")
-    recurrence.check_shape("key", key, value.shape)
+    checks.shape("key", key, value.shape)
     batch, length, channels = value.shape
     dtype = numerics.accumulation_dtype(value.dtype)
     log_decay, bonus = jnp.asarray(log_decay, dtype), jnp.asarray(bonus, dtype)
-    recurrence.check_shape("log_decay", log_decay, (channels,))
-    recurrence.check_shape("bonus", bonus, (channels,))
+    checks.shape("log_decay", log_decay, (channels,))
+    checks.shape("bonus", bonus, (channels,))
     if state is None:
         state = empty(batch, channels, dtype=dtype)
     state = State(*(jnp.asarray(x, dtype) for x in state))
     for name, x in state._asdict().items():
-        recurrence.check_shape(f"state.{name}", x, (batch, channels))
+        checks.shape(f"state.{name}", x, (batch, channels))
     run = recurrence.chosen(FORMS, form)
     real = jnp.ones((batch, length), bool)
     tokens = (
-        recurrence.only_real(key.astype(dtype), token_mask, -jnp.inf),
-        recurrence.only_real(value.astype(dtype), token_mask, 0),
-        recurrence.only_real(real, token_mask, False),
+        checks.only_real(key.astype(dtype), token_mask, -jnp.inf),
+        checks.only_real(value.astype(dtype), token_mask, 0),
+        checks.only_real(real, token_mask, False),
     )
 
     # Each channel of each row is by itself: with time first, nothing has to be lifted.
     key, wide_value, real = (jnp.swapaxes(x, 0, 1) for x in tokens)
     state, outputs = run(key, wide_value, real, log_decay, bonus, state)
-    outputs = recurrence.only_real(jnp.swapaxes(outputs, 0, 1), token_mask, 0)
+    outputs = checks.only_real(jnp.swapaxes(outputs, 0, 1), token_mask, 0)
     return state, outputs.astype(value.dtype)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attention import numerics, recurrence
+from attention import checks, numerics, recurrence
 
 # Tokens of a chunk: c H exponentials per token inside it, H D / c per token between.
 CHUNK = 8
@@ -156,16 +156,16 @@ def wkv(
     )
     width = key.shape[-1]
     tokens = *value.shape[:3], width
-    recurrence.check_shape("receptance", receptance, tokens)
-    recurrence.check_shape("key", key, tokens)
-    recurrence.check_shape("log_decay", log_decay, tokens)
-    recurrence.check_shape("bonus", bonus, (num_heads, width))
+    checks.shape("receptance", receptance, tokens)
+    checks.shape("key", key, tokens)
+    checks.shape("log_decay", log_decay, tokens)
+    checks.shape("bonus", bonus, (num_heads, width))
     state = recurrence.given_or_zeros(
         state, (batch, num_heads, width, value_width), dtype
     )
     run = recurrence.chosen(FORMS, form)
     receptance, key, wide_value, log_decay = (
-        recurrence.only_real(x, token_mask, 0)
+        checks.only_real(x, token_mask, 0)
         for x in (receptance, key, wide_value, log_decay)
     )
     heads = jax.vmap(run, in_axes=(1, 1, 1, 1, 0, 0), out_axes=(0, 1))

@@ -23,10 +23,10 @@ ARROW = ("configs", "train", "models", "attention")
 FLOORS = {
     "attention": (
         "numerics softmax heads dropout linear_sums properties",
-        "masks positions score_mods recurrence",
+        "masks positions score_mods",
         "checks",
-        "dot_product additive convolution linear mamba retention rwkv rwkv6",
-        "lowrank random_features",
+        "dot_product additive linear recurrence",
+        "lowrank random_features convolution mamba retention rwkv rwkv6",
     ),
     "train": (
         "text report foreign",

@@ -152,9 +152,9 @@ _CHECKS = (
         "float16 and bfloat16 are mixed",
     ),
     (
-        "if mask.shape != (*batch, length):",
-        "if mask.shape[-1] != length:",
-        "the mask of one row is taken for that of all",
+        "if x.shape != expected:",
+        "if x.ndim != len(expected):",
+        "arrays of any size are let through",
     ),
 )
 

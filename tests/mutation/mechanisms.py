@@ -70,8 +70,8 @@ _RANDOM_FEATURES = (
 )
 _LOWRANK = (
     (
-        "keys, values = jnp.where(real, keys, 0), jnp.where(real, values, 0)",
-        "keys = jnp.where(real, keys, 0)",
+        "for x in (rows.key, rows.value)\n    )\n",
+        "for x in (rows.key, rows.value)\n    )\n    values = value.astype(dtype)\n",
         "values of padding are mixed in",
     ),
     (
@@ -115,7 +115,7 @@ _RECURRENCE = (
         "a token takes its own decay",
     ),
     (
-        "decay = only_real(decay.astype(dtype), token_mask, 1)",
+        "decay = checks.only_real(decay.astype(dtype), token_mask, 1)",
         "decay = decay.astype(dtype)",
         "padding takes a step",
     ),
