@@ -21,7 +21,6 @@ Part = TypeVar("Part")
 
 B, T = cores.B, cores.T
 HOLDS, MUST_FAIL, NOT_APPLICABLE = "holds", "must fail", "not applicable"
-_WORDS = types.MappingProxyType({"h": HOLDS, "f": MUST_FAIL, "-": NOT_APPLICABLE})
 # Of the largest value, as for the forms of a recurrence in float32.
 _TOLERANCE = 1e-5
 
@@ -154,10 +153,28 @@ class Cell(NamedTuple):
 
 
 def declared(name: str) -> dict[str, str]:
-    """Property to 'holds', 'must fail' or 'not applicable'."""
-    letters = table.SUBJECTS[name].declared.split()
-    words = [_WORDS[letter] for letter in letters]
-    return dict(zip(PROPERTIES, words, strict=True))
+    """What the table of mechanisms says of every property.
+
+    Args:
+      name: of a row.
+
+    Returns:
+      Property to 'holds', 'must fail' or 'not applicable'.
+
+    Raises:
+      ValueError: if the row names an unknown property, or one of them twice.
+    """
+    subject = table.SUBJECTS[name]
+    unknown = (subject.holds | subject.must_fail) - PROPERTIES.keys()
+    contrary = subject.holds & subject.must_fail
+    if unknown or contrary:
+        raise ValueError(
+            f"{name}: each property is one of {', '.join(PROPERTIES)} and stands once, "
+            f"got {sorted(unknown | contrary)}"
+        )
+    words = dict.fromkeys(PROPERTIES, NOT_APPLICABLE)
+    words |= dict.fromkeys(subject.holds, HOLDS)
+    return words | dict.fromkeys(subject.must_fail, MUST_FAIL)
 
 
 def examine(name: str) -> dict[str, Cell]:

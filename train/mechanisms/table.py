@@ -5,7 +5,7 @@ A layer maps x [B T E] to [B T E] and is told which tokens are real.
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -39,14 +39,15 @@ class Subject(NamedTuple):
     """A row of the table of mechanisms.
 
     Attributes:
-      declared: a letter for each of `mechanisms.PROPERTIES` (causal, padding, batch,
-        permutation, hull, streaming, softmax, loop): h holds, f must fail, - does not
-        apply.
+      holds: names of the properties, out of `properties.PROPERTIES`, that it has.
+      must_fail: names of those that it must break. The remaining properties do not
+        apply to it.
       layer: the layer of given sizes, for a number of positions.
       core: the mechanism itself; None: there is none.
     """
 
-    declared: str
+    holds: Set[str]
+    must_fail: Set[str]
     layer: Callable[[Config, int], Layer]
     core: Callable[[], cores.Core] | None
 
@@ -94,7 +95,12 @@ def _attention(name: str) -> Subject:
     def core() -> cores.Core:
         return cores.softmax_core(mixers.MIXERS[name].mask(cores.SMALL, 1))
 
-    return Subject("h h h f h - h -", _mixer(name), core)
+    return Subject(
+        holds={"causal", "padding", "batch", "hull", "softmax"},
+        must_fail={"permutation"},
+        layer=_mixer(name),
+        core=core,
+    )
 
 
 def _softmax_both_ways(params: Any, x: Array, y: Array, real: Array | None) -> Array:
@@ -134,40 +140,76 @@ SUBJECTS: Mapping[str, Subject] = types.MappingProxyType(
     {
         **{name: _attention(name) for name in config_lib.ATTENTION},
         "linear": Subject(
-            "h h h f h h f h",
-            _mixer("linear"),
-            functools.partial(cores.linear_core, is_causal=True),
+            holds={"causal", "padding", "batch", "hull", "streaming", "loop"},
+            must_fail={"permutation", "softmax"},
+            layer=_mixer("linear"),
+            core=functools.partial(cores.linear_core, is_causal=True),
         ),
         "performer": Subject(
-            "h h h f h h f h", _mixer("performer"), cores.performer_core
+            holds={"causal", "padding", "batch", "hull", "streaming", "loop"},
+            must_fail={"permutation", "softmax"},
+            layer=_mixer("performer"),
+            core=cores.performer_core,
         ),
         "retention": Subject(
-            "h h h f f h f h", _mixer("retention"), cores.retention_core
+            holds={"causal", "padding", "batch", "streaming", "loop"},
+            must_fail={"permutation", "hull", "softmax"},
+            layer=_mixer("retention"),
+            core=cores.retention_core,
         ),
-        "rwkv": Subject("h h h f h h - h", _mixer("rwkv"), cores.rwkv_core),
-        "rwkv6": Subject("h h h f f h f h", _mixer("rwkv6"), cores.rwkv6_core),
-        "mamba": Subject("h h h f f h - h", _mixer("mamba"), cores.mamba_core),
-        "gru": Subject("h h h f - h - h", _mixer("gru"), cores.gru_core),
-        "zero": Subject("h h h h - - - -", _mixer("zero"), None),
+        "rwkv": Subject(
+            holds={"causal", "padding", "batch", "hull", "streaming", "loop"},
+            must_fail={"permutation"},
+            layer=_mixer("rwkv"),
+            core=cores.rwkv_core,
+        ),
+        "rwkv6": Subject(
+            holds={"causal", "padding", "batch", "streaming", "loop"},
+            must_fail={"permutation", "hull", "softmax"},
+            layer=_mixer("rwkv6"),
+            core=cores.rwkv6_core,
+        ),
+        "mamba": Subject(
+            holds={"causal", "padding", "batch", "streaming", "loop"},
+            must_fail={"permutation", "hull"},
+            layer=_mixer("mamba"),
+            core=cores.mamba_core,
+        ),
+        "gru": Subject(
+            holds={"causal", "padding", "batch", "streaming", "loop"},
+            must_fail={"permutation"},
+            layer=_mixer("gru"),
+            core=cores.gru_core,
+        ),
+        "zero": Subject(
+            holds={"causal", "padding", "batch", "permutation"},
+            must_fail=set(),
+            layer=_mixer("zero"),
+            core=None,
+        ),
         "softmax, both ways": Subject(
-            "f h h h h - h -",
-            _unprojected(_softmax_both_ways),
-            functools.partial(cores.softmax_core, None),
+            holds={"padding", "batch", "permutation", "hull", "softmax"},
+            must_fail={"causal"},
+            layer=_unprojected(_softmax_both_ways),
+            core=functools.partial(cores.softmax_core, None),
         ),
         "linear, both ways": Subject(
-            "f h h h h - f h",
-            _unprojected(_linear_both_ways),
-            functools.partial(cores.linear_core, is_causal=False),
+            holds={"padding", "batch", "permutation", "hull", "loop"},
+            must_fail={"causal", "softmax"},
+            layer=_unprojected(_linear_both_ways),
+            core=functools.partial(cores.linear_core, is_causal=False),
         ),
         "linformer": Subject(
-            "f h h f f - h -",
-            _unprojected(_linformer, _linformer_shapes),
-            cores.linformer_core,
+            holds={"padding", "batch", "softmax"},
+            must_fail={"causal", "permutation", "hull"},
+            layer=_unprojected(_linformer, _linformer_shapes),
+            core=cores.linformer_core,
         ),
         "additive": Subject(
-            "f h h h h - f h",
-            _unprojected(_additive, _additive_shapes),
-            cores.additive_core,
+            holds={"padding", "batch", "permutation", "hull", "loop"},
+            must_fail={"causal", "softmax"},
+            layer=_unprojected(_additive, _additive_shapes),
+            core=cores.additive_core,
         ),
     }
 )

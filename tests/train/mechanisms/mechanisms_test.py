@@ -35,8 +35,18 @@ def test_the_page_has_these_rows_and_no_others():
 
 def test_every_mixer_and_every_property_is_declared():
     assert set(config.MIXERS) <= set(NAMES)
-    for subject in SUBJECTS.values():
-        assert len(subject.declared.split()) == len(properties.PROPERTIES)
+    for name in NAMES:
+        assert set(properties.declared(name)) == set(properties.PROPERTIES)
+
+
+@pytest.mark.parametrize(
+    ("holds", "must_fail"), [({"casual"}, set()), ({"causal"}, {"causal"})]
+)
+def test_a_row_names_known_properties_once(holds, must_fail, monkeypatch):
+    false = SUBJECTS["zero"]._replace(holds=holds, must_fail=must_fail)
+    monkeypatch.setattr(table, "SUBJECTS", {"zero": false})
+    with pytest.raises(ValueError, match="one of causal, padding, .* stands once, got"):
+        properties.declared("zero")
 
 
 @pytest.mark.parametrize(
@@ -46,9 +56,8 @@ def test_a_false_declaration_is_contradicted(label, monkeypatch):
     """Of linear attention, or of another that has the property."""
     name = "linear, both ways"
     was = properties.declared(name)[label]
-    letter = "f" if was == properties.HOLDS else "h"
-    letters = [letter if k == label else "-" for k in properties.PROPERTIES]
-    false = {name: SUBJECTS[name]._replace(declared=" ".join(letters))}
+    holds, must_fail = (set(), {label}) if was == properties.HOLDS else ({label}, set())
+    false = {name: SUBJECTS[name]._replace(holds=holds, must_fail=must_fail)}
     monkeypatch.setattr(table, "SUBJECTS", false)
     cells = properties.examine(name)
     assert cells[label].contradiction
@@ -56,12 +65,10 @@ def test_a_false_declaration_is_contradicted(label, monkeypatch):
     assert broken.count("BROKEN") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "letters"), [("zero", "- - - - f - - -"), ("rwkv", "- - - - - - f -")]
-)
-def test_what_is_missing_does_not_fail(name, letters, monkeypatch):
+@pytest.mark.parametrize(("name", "label"), [("zero", "hull"), ("rwkv", "softmax")])
+def test_what_is_missing_does_not_fail(name, label, monkeypatch):
     """'Must fail' is said of something that was tried."""
-    false = {name: SUBJECTS[name]._replace(declared=letters)}
+    false = {name: SUBJECTS[name]._replace(holds=set(), must_fail={label})}
     monkeypatch.setattr(table, "SUBJECTS", false)
     with pytest.raises(ValueError, match="nothing to try it on"):
         properties.examine(name)
@@ -93,13 +100,14 @@ def test_a_state_that_is_forgotten_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("letters", "status"), [("- - - h - - - -", 0), ("- - - f - - - -", 1)]
+    ("holds", "must_fail", "status"),
+    [({"permutation"}, set(), 0), (set(), {"permutation"}, 1)],
 )
 def test_the_program_writes_the_page_and_judges(
-    letters, status, monkeypatch, tmp_path, capsys
+    holds, must_fail, status, monkeypatch, tmp_path, capsys
 ):
     name, page = "linear, both ways", tmp_path / "page.md"
-    declared = {name: SUBJECTS[name]._replace(declared=letters)}
+    declared = {name: SUBJECTS[name]._replace(holds=holds, must_fail=must_fail)}
     monkeypatch.setattr(table, "SUBJECTS", declared)
     monkeypatch.setattr(mechanism_page, "DOCUMENT", page)
     none = costs.Costs(0, None, None, None)
