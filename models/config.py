@@ -20,32 +20,24 @@ IMPLEMENTATIONS = ("auto", *dot_product.IMPLEMENTATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalLMConfig:
-    """A decoder-only language model.
-
-    Raises:
-      ValueError: a value out of range, or values that do not fit each other.
-    """
+class SharedConfig:
+    """What language models of several widths and mixers can have in common."""
 
     num_layers: Annotated[int, "L, blocks"]
     num_heads: Annotated[int, "N, query heads; divides width"]
     num_kv_heads: Annotated[int, "K, key/value heads; divides num_heads; 0 = num_heads"]
-    width: Annotated[int, "E, model width"]
-    mlp_width: Annotated[int, "F, hidden width of a block's MLP"]
-    context: Annotated[int, "T, tokens that the model sees at once"]
     positions: Annotated[
         str, f"one of {', '.join(POSITIONS)}; rotary and alibi act in attention only"
     ]
-    mixers: Annotated[str, f"of the layers, repeated in turn: {', '.join(MIXERS)}"]
     convolution: Annotated[
         int, "width of a causal depthwise convolution before each mixer; 0 = none"
     ]
     window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
-    globals: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
-    block: Annotated[int, "bigbird: positions of a block"]
-    random: Annotated[int, "bigbird: blocks that a query block sees at random"]
+    global_tokens: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
+    block_size: Annotated[int, "bigbird: positions of a block"]
+    random_blocks: Annotated[int, "bigbird: blocks that a query block sees at random"]
     features: Annotated[int, "M, performer: random features of a head"]
-    state: Annotated[int, "M, mamba: numbers of state in each channel"]
+    state_size: Annotated[int, "M, mamba: numbers of state in each channel"]
     scale: Annotated[float, "factor of the scores; 0 = 1 / sqrt(head width)"]
     use_bias: Annotated[bool, "biases in projections and MLP"]
     tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
@@ -53,11 +45,26 @@ class CausalLMConfig:
     dtype: Annotated[str, f"of the computation, not of parameters: {', '.join(DTYPES)}"]
     implementation: Annotated[str, f"of attention: {', '.join(IMPLEMENTATIONS)}"]
 
+
+@dataclasses.dataclass(frozen=True)
+class CausalLMConfig(SharedConfig):
+    """A decoder-only language model.
+
+    Raises:
+      ValueError: a value out of range, or values that do not fit each other.
+    """
+
+    width: Annotated[int, "E, model width"]
+    mlp_width: Annotated[int, "F, hidden width of a block's MLP"]
+    context: Annotated[int, "T, tokens that the model sees at once"]
+    mixers: Annotated[str, f"of the layers, repeated in turn: {', '.join(MIXERS)}"]
+
     def __post_init__(self) -> None:
         """Checks each value, then values against each other."""
         at_least(self, 1, "num_layers", "num_heads", "width", "mlp_width", "context")
-        at_least(self, 1, "window", "block", "features", "state")
-        at_least(self, 0, "num_kv_heads", "scale", "globals", "random", "convolution")
+        at_least(self, 1, "window", "block_size", "features", "state_size")
+        at_least(self, 0, "num_kv_heads", "scale", "convolution")
+        at_least(self, 0, "global_tokens", "random_blocks")
         for name in self.mixers.split(","):
             if name not in MIXERS:
                 raise ValueError(

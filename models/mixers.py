@@ -134,15 +134,15 @@ def _window(config: Config, layer: int) -> masks.Mask:
 
 def _longformer(config: Config, layer: int) -> masks.Mask:
     del layer
-    return masks.longformer(config.window - 1, range(config.globals), causal=True)
+    return masks.longformer(config.window - 1, range(config.global_tokens), causal=True)
 
 
 def _bigbird(config: Config, layer: int) -> masks.Mask:
     return masks.bigbird(
-        config.block,
-        -(-config.window // config.block),
-        config.globals,
-        config.random,
+        config.block_size,
+        -(-config.window // config.block_size),
+        config.global_tokens,
+        config.random_blocks,
         seed=layer,
         causal=True,
     )
@@ -216,7 +216,7 @@ def _rwkv6(config: Config, layer: int) -> nn.Module:
 def _mamba(config: Config, layer: int) -> nn.Module:
     del layer
     return mamba.MambaMixer(
-        state_size=config.state, use_bias=config.use_bias, **_shared(config)
+        state_size=config.state_size, use_bias=config.use_bias, **_shared(config)
     )
 
 

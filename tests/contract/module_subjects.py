@@ -193,7 +193,7 @@ CONFIG = dataclasses.replace(
     mlp_width=8,
     context=T,
     window=4,
-    block=2,
+    block_size=2,
     dropout_rate=subjects.DROPOUT_RATE,
 )
 

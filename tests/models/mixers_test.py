@@ -147,7 +147,7 @@ def test_grouped_heads_carry_less():
 
 
 def test_what_is_drawn_at_random_differs_between_layers():
-    bigbird = dataclasses.replace(CONFIG, mixers="bigbird", block=2)
+    bigbird = dataclasses.replace(CONFIG, mixers="bigbird", block_size=2)
     seen = [np.asarray(mixers.mask(bigbird, i).materialize(64, 64)) for i in (0, 1)]
     assert np.any(seen[0] != seen[1])
     performer = dataclasses.replace(CONFIG, mixers="performer")

@@ -8,6 +8,6 @@ CONFIG = dataclasses.replace(
     cores.SMALL,
     context=12,
     positions="rotary",
-    block=4,
+    block_size=4,
     implementation="auto",
 )

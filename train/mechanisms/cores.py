@@ -46,11 +46,11 @@ SMALL = config_lib.CausalLMConfig(
     mixers="softmax",
     convolution=0,
     window=3,
-    globals=1,
-    block=2,
-    random=1,
+    global_tokens=1,
+    block_size=2,
+    random_blocks=1,
     features=8,
-    state=4,
+    state_size=4,
     scale=0.0,
     use_bias=True,
     tie_embeddings=True,
@@ -194,7 +194,7 @@ def mamba_core() -> Core:
 
     def call(values: Any, *, form: str) -> tuple[Any, Array]:
         x = _flat(values)
-        channels, states = x.shape[-1], SMALL.state
+        channels, states = x.shape[-1], SMALL.state_size
         state, y = mamba.selective_scan(
             x,
             np.exp(_flat(KEY)),

@@ -20,7 +20,7 @@ from train.report import compilation, operations
 # Long enough for many blocks; narrow, so that what grows with T is not hidden.
 LENGTH = 4096
 GROWTH = dataclasses.replace(
-    cores.SMALL, width=32, context=2 * LENGTH, window=256, block=128
+    cores.SMALL, width=32, context=2 * LENGTH, window=256, block_size=128
 )
 # The language model's sizes (configs/tiny_lm.py), of one layer.
 LAYER = dataclasses.replace(
@@ -30,9 +30,9 @@ LAYER = dataclasses.replace(
     width=128,
     context=64,
     window=16,
-    block=8,
+    block_size=8,
     features=64,
-    state=16,
+    state_size=16,
     use_bias=False,
 )
 

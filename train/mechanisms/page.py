@@ -42,9 +42,10 @@ _SAYS = {
     "state": "numbers that this layer carries to the next token, after 64 and after "
     "128 tokens",
 }
+_GROWTH = mechanism_costs.GROWTH
 _NOTES = f"""
-Growth is that of layers of width {mechanism_costs.GROWTH.width}, with windows of
-{mechanism_costs.GROWTH.window} and blocks of {mechanism_costs.GROWTH.block}: narrow, so
+Growth is that of layers of width {_GROWTH.width}, with windows of
+{_GROWTH.window} and blocks of {_GROWTH.block_size}: narrow, so
 that what grows with T is not hidden. A later query of BigBird may look at any block at
 random: what it need not keep is what the blocks drawn here leave out. The rows that are
 not causal must be caught; they take x itself as queries, keys and values.

@@ -18,29 +18,10 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """What the models of a study share; fields as in `CausalLMConfig`."""
+class ModelConfig(model_config.SharedConfig):
+    """What the models of a study share, whatever their mixer and width."""
 
-    num_layers: Annotated[int, "L, blocks"]
-    num_heads: Annotated[int, "N, query heads; divides every width"]
-    num_kv_heads: Annotated[int, "K, key/value heads; divides num_heads; 0 = num_heads"]
     mlp_factor: Annotated[int, "hidden width of an MLP, in widths of the model"]
-    positions: Annotated[str, f"one of {', '.join(model_config.POSITIONS)}"]
-    convolution: Annotated[int, "width of the convolution before each mixer; 0 = none"]
-    window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
-    globals: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
-    block: Annotated[int, "bigbird: positions of a block"]
-    random: Annotated[int, "bigbird: blocks that a query block sees at random"]
-    features: Annotated[int, "M, performer: random features of a head"]
-    state: Annotated[int, "M, mamba: numbers of state in each channel"]
-    scale: Annotated[float, "factor of the scores; 0 = 1 / sqrt(head width)"]
-    use_bias: Annotated[bool, "biases in projections and MLP"]
-    tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
-    dropout_rate: Annotated[float, "chance that training drops a value, in [0, 1)"]
-    dtype: Annotated[str, f"one of {', '.join(model_config.DTYPES)}"]
-    implementation: Annotated[
-        str, f"of attention: {', '.join(model_config.IMPLEMENTATIONS)}"
-    ]
 
     def of(self, mixer: str, width: int, context: int) -> model_config.CausalLMConfig:
         """The model of one mixer and width; raises ValueError where it cannot be."""
