@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from attention import dot_product, heads
+from models import positional
 
-POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "none")
+POSITIONS = tuple(positional.SCHEMES)
 ATTENTION = ("softmax", "window", "longformer", "bigbird")
 RECURRENT = ("linear", "performer", "retention", "rwkv", "rwkv6", "mamba", "gru")
 MIXERS = (*ATTENTION, *RECURRENT, "zero")
@@ -27,7 +28,9 @@ class SharedConfig:
     num_heads: Annotated[int, "N, query heads; divides width"]
     num_kv_heads: Annotated[int, "K, key/value heads; divides num_heads; 0 = num_heads"]
     positions: Annotated[
-        str, f"one of {', '.join(POSITIONS)}; rotary and alibi act in attention only"
+        str,
+        f"one of {', '.join(POSITIONS)}; "
+        f"{', '.join(positional.IN_ATTENTION)} act in attention only",
     ]
     convolution: Annotated[
         int, "width of a causal depthwise convolution before each mixer; 0 = none"
@@ -77,15 +80,7 @@ class CausalLMConfig(SharedConfig):
         one_of(self, "implementation", IMPLEMENTATIONS)
         heads.head_width(self.width, self.num_heads)
         heads.group_size(self.num_heads, self.num_kv_heads or self.num_heads)
-        if self.positions == "rotary" and self.head_width % 2:
-            raise ValueError(
-                "rotary positions need an even head width, got width / num_heads = "
-                f"{self.width} / {self.num_heads} = {self.head_width}"
-            )
-        if self.positions == "sinusoidal" and self.width % 2:
-            raise ValueError(
-                f"sinusoidal positions need an even width, got width={self.width}"
-            )
+        positional.SCHEMES[self.positions].check(self.width, self.num_heads)
 
     def mixer(self, layer: int) -> str:
         """The name of the mixer of a layer."""

@@ -26,7 +26,17 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import linear as linear_attention
 from attention import masks, random_features
 from models import config as config_lib
-from models import layers, linear, mamba, multihead, recurrent, retention, rwkv, rwkv6
+from models import (
+    layers,
+    linear,
+    mamba,
+    multihead,
+    positional,
+    recurrent,
+    retention,
+    rwkv,
+    rwkv6,
+)
 
 Config = config_lib.CausalLMConfig
 FeatureMap = linear_attention.FeatureMap
@@ -60,7 +70,9 @@ class SelfAttention(nn.Module):
             kernel_init=kernel_init,
             out_kernel_init=out_kernel_init,
             position_encoding=(
-                config.positions if config.positions in ("rotary", "alibi") else "none"
+                config.positions
+                if config.positions in positional.IN_ATTENTION
+                else "none"
             ),
             scale=config.scale or None,
             implementation=(

@@ -21,8 +21,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 import attention
-from attention import heads, masks, positions, score_mods, softmax
-from models import layers
+from attention import heads, masks, softmax
+from models import layers, positional
 
 
 class MultiHeadAttention(nn.Module):
@@ -48,8 +48,9 @@ class MultiHeadAttention(nn.Module):
       force_fp32_for_softmax: sow the weights in float32, not in the dtype of the
         computation; the softmax itself is never narrower here.
       num_kv_heads: K key/value heads, a divisor of N; None: N.
-      position_encoding: 'rotary' turns queries and keys by their positions, 'alibi'
-        lowers scores in proportion to the distance, 'none' does nothing.
+      position_encoding: a scheme of `models.positional` that acts in attention:
+        'rotary' turns queries and keys by their positions, 'alibi' lowers scores in
+        proportion to the distance, 'none' does nothing.
       scale: multiplies q·k; None: 1/√H.
       implementation: of `attention.dot_product_attention`; None: chosen.
     """
@@ -234,29 +235,28 @@ def _with_positions(
     key_positions: Int[Array, "*B S"] | None,
 ) -> tuple[Array, Array, softmax.ScoreMod | None]:
     """Tells queries and keys, or their scores, where they stand."""
-    if encoding == "none":
-        return query, key, None
-    if encoding == "alibi":
-        slopes = jnp.asarray(score_mods.alibi_slopes(query.shape[-2]))
+    known = (*positional.IN_ATTENTION, "none")
+    if encoding not in known:
+        raise ValueError(
+            f"position_encoding must be one of {', '.join(known)}, got {encoding!r}"
+        )
+    scheme = positional.SCHEMES[encoding]
+    score_mod = None
+    if scheme.score_mod is not None:
         # A score modifier knows the index of the row in the flattened batch.
         flat = [
             p if p is None or p.ndim == 1 else p.reshape(-1, p.shape[-1])
             for p in (query_positions, key_positions)
         ]
-        return query, key, score_mods.alibi(slopes, *flat)
-    if encoding != "rotary":
-        raise ValueError(
-            f"position_encoding must be 'none', 'rotary' or 'alibi', got {encoding!r}"
-        )
-    if query_positions is None:
-        query_positions = jnp.arange(query.shape[-3], dtype=jnp.int32)
-    if key_positions is None:
-        key_positions = jnp.arange(key.shape[-3], dtype=jnp.int32)
-    return (
-        positions.rotary(query, query_positions),
-        positions.rotary(key, key_positions),
-        None,
-    )
+        score_mod = scheme.score_mod(query.shape[-2], *flat)
+    if scheme.rotate is not None:
+        if query_positions is None:
+            query_positions = jnp.arange(query.shape[-3], dtype=jnp.int32)
+        if key_positions is None:
+            key_positions = jnp.arange(key.shape[-3], dtype=jnp.int32)
+        query = scheme.rotate(query, query_positions)
+        key = scheme.rotate(key, key_positions)
+    return query, key, score_mod
 
 
 def _as_mask(mask: masks.Mask | Array | None) -> masks.Mask | Array | None:

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import masks, positions
+from attention import masks
 from models import config as config_lib
-from models import layers, mixers
+from models import layers, mixers, positional
 
 
 class Block(nn.Module):
@@ -92,10 +92,9 @@ class CausalLM(nn.Module):
         config = self.config
         init = nn.initializers.normal(0.02)
         self.token_embedding = layers.Embedding(self.vocab_size, config.width, init)
-        if config.positions == "learned":
-            self.position_embedding = layers.Embedding(
-                config.context, config.width, init
-            )
+        embedding = positional.SCHEMES[config.positions].embedding
+        if embedding is not None:
+            self.position_embedding = embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout_rate)
         self.blocks = [Block(config, i) for i in range(config.num_layers)]
         self.final_norm = nn.RMSNorm(dtype=config.dtype)
@@ -155,18 +154,10 @@ class CausalLM(nn.Module):
         """The vectors of the tokens, with those of their positions added if any are."""
         config = self.config
         x = self.token_embedding(tokens)
-        length = tokens.shape[1]
-        if token_positions is None:
-            token_positions = jnp.arange(length, dtype=jnp.int32)[None]
-        if config.positions == "learned":
-            if length > config.context:
-                raise ValueError(
-                    f"{length} tokens, but positions are learned for "
-                    f"context={config.context} only"
-                )
+        if positional.SCHEMES[config.positions].embedding is not None:
+            if token_positions is None:
+                token_positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
             x += self.position_embedding(token_positions)
-        elif config.positions == "sinusoidal":
-            x += positions.sinusoidal(token_positions, config.width)
         return x.astype(config.dtype)
 
     def from_embeddings(

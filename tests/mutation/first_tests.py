@@ -20,6 +20,7 @@ UNDER_CONTRACT = (
     "attention/masks/",
     "attention/softmax.py",
     "models/multihead.py",
+    "models/positional.py",
 )
 # file -> tests that run first beside those that have its name
 BESIDE: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
@@ -77,6 +78,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         ),
         "models/mamba.py": ("models/pretrained_test",),
         "models/multihead.py": ("attention/dot_product/arguments_test",),
+        "models/positional.py": ("models/multihead_test", "models/transformer_test"),
         "models/retention.py": (
             "attention/retention_test",
             "train/mechanisms/mechanisms_test",

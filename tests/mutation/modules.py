@@ -60,18 +60,13 @@ _MULTIHEAD = (
         "values are made of the keys' inputs",
     ),
     (
-        "score_mods.alibi_slopes(query.shape[-2])",
-        "score_mods.alibi_slopes(key.shape[-2])",
+        "scheme.score_mod(query.shape[-2], *flat)",
+        "scheme.score_mod(key.shape[-2], *flat)",
         "the slopes of ALiBi are those of the key/value heads",
     ),
     (
-        "score_mods.alibi(slopes, *flat)",
-        "score_mods.alibi(slopes)",
-        "ALiBi ignores positions",
-    ),
-    (
-        "positions.rotary(key, key_positions)",
-        "positions.rotary(key, query_positions)",
+        "scheme.rotate(key, key_positions)",
+        "scheme.rotate(key, query_positions)",
         "keys turn by the positions of the queries",
     ),
     ("return mask != 0", "return mask == 0", "flax's masks are inverted"),
@@ -82,4 +77,19 @@ _MULTIHEAD = (
     ),
 )
 
-ROWS = types.MappingProxyType({"models/multihead.py": _MULTIHEAD})
+_POSITIONAL = (
+    (
+        "score_mods.alibi(slopes, query_positions, key_positions)",
+        "score_mods.alibi(slopes)",
+        "ALiBi ignores positions",
+    ),
+    (
+        "if ids.shape[-1] > self.size:",
+        "if False:",
+        "learned positions end before the tokens do",
+    ),
+)
+
+ROWS = types.MappingProxyType(
+    {"models/multihead.py": _MULTIHEAD, "models/positional.py": _POSITIONAL}
+)
