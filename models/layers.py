@@ -110,6 +110,91 @@ class Projection(nn.Module):
         return y.reshape(*leading, *self.features)
 
 
+class Mixer(nn.Module, kw_only=True):
+    """What the mixers share that carry a state from token to token.
+
+    A mixer implements `mix_tokens`, whose parameters belong to the call.
+
+    Attributes:
+      kernel_init: initializer of the projections of the input.
+      out_kernel_init: initializer of the projection back.
+      dtype: of the computation; None: inferred from inputs and parameters. States are
+        never narrower than float32.
+      decode: continue from the state in the 'cache' collection, and leave the last one
+        there; any number of tokens at a time. Initializing leaves it empty.
+    """
+
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    out_kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    dtype: Any = None
+    decode: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        *,
+        deterministic: bool = True,
+        token_mask: Bool[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | None = None,
+        sow_weights: bool = False,
+    ) -> Float[Array, "B T E"]:
+        """Mixes each token with those before it.
+
+        Args:
+          x: the tokens.
+          deterministic: not used: these mixers have no dropout.
+          token_mask: False marks padding, on either side, which changes no state.
+          token_positions: not used: the order of the tokens suffices.
+          sow_weights: not used: there are no weights.
+
+        Returns:
+          The mixed tokens; those at padding mean nothing.
+
+        Raises:
+          ValueError: if heads or shapes do not fit.
+        """
+        del deterministic, token_positions, sow_weights
+        return self.mix_tokens(x, token_mask)
+
+    def mix_tokens(
+        self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
+    ) -> Float[Array, "B T E"]:
+        """Computes the call's output."""
+        raise NotImplementedError
+
+    def project(
+        self, name: str, x: Float[Array, "..."], *features: int, use_bias: bool = False
+    ) -> Float[Array, "..."]:
+        """Projects the last axis of x to new ones."""
+        return Projection(
+            features=features,
+            use_bias=use_bias,
+            kernel_init=self.kernel_init,
+            dtype=self.dtype,
+            name=name,
+        )(x)
+
+    def project_back(
+        self,
+        name: str,
+        x: Float[Array, "..."],
+        width: int,
+        *,
+        contracted: int = 1,
+        use_bias: bool = False,
+    ) -> Float[Array, "..."]:
+        """Projects the last `contracted` axes of x to the width of the stream."""
+        return Projection(
+            features=(width,),
+            contracted=contracted,
+            use_bias=use_bias,
+            kernel_init=self.out_kernel_init,
+            dtype=self.dtype,
+            name=name,
+        )(x)
+
+
 class MLP(nn.Module):
     """Two projections with a nonlinearity between them, at every position alone.
 

@@ -24,7 +24,7 @@ from models import layers
 _STEP_SIZES = (0.001, 0.1)
 
 
-class MambaMixer(nn.Module):
+class MambaMixer(layers.Mixer):
     """Mixes tokens by a selective scan.
 
     Attributes:
@@ -34,10 +34,6 @@ class MambaMixer(nn.Module):
       step_rank: width of δ; None: E / 16, rounded up.
       use_bias: whether W_in and W_out have biases.
       use_conv_bias: whether the convolution has one.
-      dtype: of the computation; None: inferred. The scan is in float32 at least.
-      kernel_init: initializer of W_in and W_x.
-      out_kernel_init: initializer of W_out.
-      decode: keep the state in the 'cache' collection, and continue from it.
     """
 
     state_size: int = 16
@@ -46,33 +42,17 @@ class MambaMixer(nn.Module):
     step_rank: int | None = None
     use_bias: bool = False
     use_conv_bias: bool = True
-    dtype: Any = None
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    out_kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    decode: bool = False
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T E"],
-        *,
-        deterministic: bool = True,
-        token_mask: Bool[Array, "B T"] | None = None,
-        token_positions: Int[Array, "B T"] | None = None,
-        sow_weights: bool = False,
+    def mix_tokens(
+        self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Mixes each token with those before it; arguments as in `models.mixers`.
-
-        Returns:
-          The mixed tokens; what stands at padding means nothing.
-        """
-        del deterministic, token_positions, sow_weights
+        """Convolves, scans and gates."""
         batch, _, width = x.shape
         channels, size = self.expand * width, self.state_size
         rank = self.step_rank or math.ceil(width / 16)
         if token_mask is not None:
             x = jnp.where(token_mask[..., None], x, 0)
-        projected = self._projection("in_proj", 2 * channels, self.use_bias)(x)
+        projected = self.project("in_proj", x, 2 * channels, use_bias=self.use_bias)
         x, gate = jnp.split(projected, 2, axis=-1)
 
         kernel = self.param(
@@ -102,7 +82,7 @@ class MambaMixer(nn.Module):
             state=line,
         )
         x = nn.silu(x)
-        parts = self._projection("x_proj", rank + 2 * size, False)(x)
+        parts = self.project("x_proj", x, rank + 2 * size)
         step_size, B, C = jnp.split(parts, [rank, rank + size], axis=-1)
         step_size = layers.Projection(
             features=(channels,),
@@ -124,17 +104,7 @@ class MambaMixer(nn.Module):
         keep_line(last)
         keep_state(after)
         x *= nn.silu(gate)
-        return self._projection("out_proj", width, self.use_bias)(x)
-
-    def _projection(self, name: str, features: int, use_bias: bool) -> nn.Module:
-        init = self.out_kernel_init if name == "out_proj" else self.kernel_init
-        return layers.Projection(
-            features=(features,),
-            use_bias=use_bias,
-            kernel_init=init,
-            dtype=self.dtype,
-            name=name,
-        )
+        return self.project_back("out_proj", x, width, use_bias=self.use_bias)
 
 
 class MambaLM(nn.Module):

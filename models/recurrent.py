@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from attention import numerics
 from models import layers
@@ -173,47 +173,23 @@ class GRU(nn.Module):
         return states.astype(inputs.dtype), last
 
 
-class GRUMixer(nn.Module):
+class GRUMixer(layers.Mixer):
     """A GRU in the place of attention: what each token learns of those before it.
 
     Attributes:
       state_size: M; None: the width of the input.
       use_bias: whether W x and the output have biases.
-      kernel_init: as for `GRU`.
       recurrent_kernel_init: as for `GRU`.
-      out_kernel_init: initializer of the projection from M to the width.
-      dtype: as for `GRU`.
-      decode: continue from the state in the 'cache' collection, and leave the last one
-        there; any number of tokens at a time. Initializing leaves it 0.
     """
 
     state_size: int | None = None
     use_bias: bool = True
-    kernel_init: Initializer = nn.initializers.lecun_normal()
     recurrent_kernel_init: Initializer = nn.initializers.orthogonal()
-    out_kernel_init: Initializer = nn.initializers.lecun_normal()
-    dtype: Any = None
-    decode: bool = False
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T E"],
-        *,
-        deterministic: bool = True,
-        token_mask: Bool[Array, "B T"] | None = None,
-        token_positions: Int[Array, "B T"] | None = None,
-        sow_weights: bool = False,
+    def mix_tokens(
+        self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Mixes along T; the arguments are those of `models.mixers`.
-
-        Returns:
-          The projected states; those at padding mean nothing.
-
-        Raises:
-          ValueError: if shapes do not fit.
-        """
-        del deterministic, token_positions, sow_weights
+        """Steps through the tokens, and projects the states."""
         M = self.state_size or x.shape[-1]
         dtype = numerics.accumulation_dtype(jnp.dtype(self.dtype or x.dtype))
         state, keep = layers.carried(
@@ -228,10 +204,4 @@ class GRUMixer(nn.Module):
             name="gru",
         )(x, state, token_mask=token_mask)
         keep(last)
-        return layers.Projection(
-            features=(x.shape[-1],),
-            use_bias=self.use_bias,
-            kernel_init=self.out_kernel_init,
-            dtype=self.dtype,
-            name="out",
-        )(states)
+        return self.project_back("out", states, x.shape[-1], use_bias=self.use_bias)

@@ -20,63 +20,33 @@ from attention import convolution, numerics, rwkv
 from models import layers
 
 
-class TimeMixing(nn.Module):
+class TimeMixing(layers.Mixer):
     """Mixes tokens by a mean that decays exponentially, channel by channel.
 
     Attributes:
       channels: of the recurrence; None: the width E.
       layer: which layer this is, from 0: initial decays and μ depend on the depth.
       num_layers: of how many.
-      dtype: of the computation; None: inferred. The recurrence is in float32 at least.
-      kernel_init: initializer of W_r, W_k and W_v.
-      out_kernel_init: initializer of W_o.
-      decode: keep the state in the 'cache' collection, and continue from it.
     """
 
     channels: int | None = None
     layer: int = 0
     num_layers: int = 1
-    dtype: Any = None
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    out_kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    decode: bool = False
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T E"],
-        *,
-        deterministic: bool = True,
-        token_mask: Bool[Array, "B T"] | None = None,
-        token_positions: Int[Array, "B T"] | None = None,
-        sow_weights: bool = False,
+    def mix_tokens(
+        self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Mixes each token with those before it; arguments as in `models.mixers`.
-
-        Returns:
-          The mixed tokens; what stands at padding means nothing.
-        """
-        del deterministic, token_positions, sow_weights
+        """Shifts, mixes by means that decay, and gates."""
         batch, _, width = x.shape
         channels = self.channels or width
         deep, early = depth(self.layer, self.num_layers)
-
-        def project(name: str, x: Array) -> Array:
-            return layers.Projection(
-                features=(channels,),
-                use_bias=False,
-                kernel_init=self.kernel_init,
-                dtype=self.dtype,
-                name=name,
-            )(x)
-
         x, before = TokenShift(decode=self.decode, name="shift")(x, token_mask)
         for_receptance = Mix(powers(early / 2), name="mix_receptance")(x, before)
         for_key = Mix(powers(early), name="mix_key")(x, before)
         for_value = Mix(powers(early, 0.3 * deep), name="mix_value")(x, before)
-        receptance = project("receptance", for_receptance)
-        key = project("key", for_key)
-        value = project("value", for_value)
+        receptance = self.project("receptance", for_receptance, channels)
+        key = self.project("key", for_key, channels)
+        value = self.project("value", for_value, channels)
         log_rate = self.param("decay", log_rates(-5, 8, deep), (channels,), jnp.float32)
         bonus = self.param("bonus", _bonus, (channels,), jnp.float32)
         dtype = numerics.accumulation_dtype(value.dtype)
@@ -92,13 +62,7 @@ class TimeMixing(nn.Module):
             state=state,
         )
         keep(after)
-        return layers.Projection(
-            features=(width,),
-            use_bias=False,
-            kernel_init=self.out_kernel_init,
-            dtype=self.dtype,
-            name="output",
-        )(nn.sigmoid(receptance) * x)
+        return self.project_back("output", nn.sigmoid(receptance) * x, width)
 
 
 class ChannelMixing(nn.Module):

@@ -16,13 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from attention import heads, numerics, rwkv6
 from models import layers, rwkv
 
 
-class TimeMixing(nn.Module):
+class TimeMixing(layers.Mixer):
     """Mixes tokens by a decaying sum of key-value products in every head.
 
     Attributes:
@@ -32,10 +32,6 @@ class TimeMixing(nn.Module):
       layer: which layer this is, from 0: initial decays and mixes depend on the depth.
       num_layers: of how many.
       norm_epsilon: added to variances by the norm within heads.
-      dtype: of the computation; None: inferred. The recurrence is in float32 at least.
-      kernel_init: initializer of W_r, W_k, W_v and W_g.
-      out_kernel_init: initializer of W_o.
-      decode: keep the state in the 'cache' collection, and continue from it.
     """
 
     num_heads: int
@@ -44,44 +40,13 @@ class TimeMixing(nn.Module):
     layer: int = 0
     num_layers: int = 1
     norm_epsilon: float = 64e-5
-    dtype: Any = None
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    out_kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    decode: bool = False
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T E"],
-        *,
-        deterministic: bool = True,
-        token_mask: Bool[Array, "B T"] | None = None,
-        token_positions: Int[Array, "B T"] | None = None,
-        sow_weights: bool = False,
+    def mix_tokens(
+        self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Mixes each token with those before it; arguments as in `models.mixers`.
-
-        Returns:
-          The mixed tokens; what stands at padding means nothing.
-
-        Raises:
-          ValueError: if the heads do not divide the width.
-        """
-        del deterministic, token_positions, sow_weights
+        """Shifts, mixes in every head, normalizes and gates."""
         batch, _, width = x.shape
         deep, early = rwkv.depth(self.layer, self.num_layers)
-
-        def project(name: str, x: Array) -> Array:
-            return layers.Projection(
-                features=(width,),
-                use_bias=False,
-                kernel_init=(
-                    self.out_kernel_init if name == "output" else self.kernel_init
-                ),
-                dtype=self.dtype,
-                name=name,
-            )(x)
-
         x, before = rwkv.TokenShift(decode=self.decode, name="shift")(x, token_mask)
         back = before - x
         weight = self.param("mix", _complement(early), (width,), jnp.float32)
@@ -91,10 +56,12 @@ class TimeMixing(nn.Module):
             init = _complement(exponent, plus)
             return x + back * LoRA(self.mix_rank, init, self.dtype, name=name)(first)
 
-        receptance = project("receptance", mixed("mix_receptance", early / 2))
-        key = project("key", mixed("mix_key", early))
-        value = project("value", mixed("mix_value", early, 0.3 * deep))
-        gate = project("gate", mixed("mix_gate", early / 2))
+        receptance = self.project(
+            "receptance", mixed("mix_receptance", early / 2), width
+        )
+        key = self.project("key", mixed("mix_key", early), width)
+        value = self.project("value", mixed("mix_value", early, 0.3 * deep), width)
+        gate = self.project("gate", mixed("mix_gate", early / 2), width)
         init = rwkv.log_rates(-6, 5, deep)
         log_rate = LoRA(self.decay_rank, init, self.dtype, name="decay")(
             mixed("mix_decay", early)
@@ -117,7 +84,7 @@ class TimeMixing(nn.Module):
         x = nn.LayerNorm(
             self.norm_epsilon, feature_axes=(-2, -1), dtype=self.dtype, name="norm"
         )(x)
-        return project("output", nn.silu(gate) * heads.merge(x))
+        return self.project_back("output", nn.silu(gate) * heads.merge(x), width)
 
 
 class LoRA(nn.Module):

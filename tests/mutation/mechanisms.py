@@ -234,7 +234,7 @@ _MODELS_LINEAR = (
     ("keep(state)", "pass", "decoding forgets its state"),
 )
 _MODELS_RETENTION = (
-    (")(nn.silu(gate) * y)", ")(y)", "there is no gate"),
+    ("y *= nn.silu(gate)", "pass", "there is no gate"),
     ("keep(state)", "pass", "decoding forgets its state"),
 )
 _MODELS_RWKV = (
@@ -245,8 +245,8 @@ _MODELS_RWKV = (
         "a token is mixed with the one before it the wrong way round",
     ),
     (
-        ")(nn.sigmoid(receptance) * x)",
-        ")(receptance * x)",
+        "nn.sigmoid(receptance) * x, width)",
+        "receptance * x, width)",
         "the receptance is no gate",
     ),
 )
