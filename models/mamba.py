@@ -114,16 +114,16 @@ class MambaLM(nn.Module):
       vocab_size: V.
       width: E.
       num_layers: L.
-      state_size: as in `MambaMixer`.
-      expand: as in `MambaMixer`.
-      conv_width: as in `MambaMixer`.
-      step_rank: as in `MambaMixer`.
-      use_bias: as in `MambaMixer`.
-      use_conv_bias: as in `MambaMixer`.
+      state_size: M, states of each channel.
+      expand: channels F of the scan, as a multiple of the width E.
+      conv_width: tokens that the convolution of a mixer sees.
+      step_rank: width of δ; None: E / 16, rounded up.
+      use_bias: whether W_in and W_out have biases.
+      use_conv_bias: whether the convolution has a bias.
       norm_epsilon: added to mean squares by the RMSNorms.
       tie_embeddings: whether the output layer is the embedding, transposed.
       dtype: of the mixers; the stream is in float32.
-      decode: as in `MambaMixer`.
+      decode: keep the state in the 'cache' collection, and continue from it.
     """
 
     vocab_size: int

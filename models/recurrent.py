@@ -66,7 +66,7 @@ def scan(
 
     Args:
       kernels: of the state.
-      inputs: as for `step`.
+      inputs: W_r xₜ, W_z xₜ and W xₜ of every position.
       state: the one before the first step.
       token_mask: False marks padding: a step that leaves the state as it is.
       reverse: from the last position to the first.
@@ -179,7 +179,7 @@ class GRUMixer(layers.Mixer):
     Attributes:
       state_size: M; None: the width of the input.
       use_bias: whether W x and the output have biases.
-      recurrent_kernel_init: as for `GRU`.
+      recurrent_kernel_init: initializer of U_r, U_z and U.
     """
 
     state_size: int | None = None

@@ -70,8 +70,8 @@ class ChannelMixing(nn.Module):
 
     Attributes:
       channels: F, of the layer between.
-      layer: as in `TimeMixing`.
-      num_layers: as in `TimeMixing`.
+      layer: index of the layer, from 0: the initial μ depend on the depth.
+      num_layers: L, of the model.
       dtype: of the computation; None: inferred.
       decode: keep the last token in the 'cache' collection, and continue from it.
     """
@@ -89,7 +89,7 @@ class ChannelMixing(nn.Module):
         *,
         token_mask: Bool[Array, "B T"] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Maps each token, given the one before; padding as in `TimeMixing`."""
+        """Maps each token together with the real token before it."""
         width = x.shape[-1]
         _, early = depth(self.layer, self.num_layers)
 
@@ -155,7 +155,7 @@ class RWKVLM(nn.Module):
       norm_epsilon: added to variances by the LayerNorms.
       tie_embeddings: whether the output layer is the embedding, transposed.
       dtype: of the mixing; the stream is in float32.
-      decode: as in `TimeMixing`.
+      decode: keep the state in the 'cache' collection, and continue from it.
     """
 
     vocab_size: int
@@ -239,8 +239,8 @@ def log_rates(low: float, span: float, deep: float) -> nn.initializers.Initializ
 
     def init(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
         del rng
-        place = jnp.arange(shape[0], dtype=dtype) / max(shape[0] - 1, 1)
-        return low + span * place ** (0.7 + 1.3 * deep)
+        fraction = jnp.arange(shape[0], dtype=dtype) / max(shape[0] - 1, 1)
+        return low + span * fraction ** (0.7 + 1.3 * deep)
 
     return init
 
