@@ -1,9 +1,10 @@
-"""Checkpoints of a run: one directory for each saved step, the latest few kept.
+"""Checkpoints of a run: one folder for each saved step, the latest few kept.
 
     workdir/checkpoints/20/   written by orbax under another name, then renamed
 
-A name that is a number therefore belongs to a complete checkpoint, unless something
-else than a save made it: so the marker that orbax leaves is asked for as well.
+`orbax.checkpoint.CheckpointManager` writes, renames and removes. It takes every folder
+whose name is a number for a checkpoint, also one that a broken copy or a full disk left
+behind; so a folder counts here only if it holds the marker that a finished save leaves.
 """
 
 import pathlib
@@ -16,49 +17,57 @@ from absl import logging
 
 KEPT = 2
 MARKER = "_CHECKPOINT_METADATA"
+ITEM = "default"
 
 Tree = TypeVar("Tree")
 
 
 def save(directory: pathlib.Path, step: int, state: Tree) -> None:
-    """Writes a checkpoint, and removes those that are no longer needed.
+    """Writes a checkpoint, and removes all but the latest few.
 
     Args:
-      directory: where the checkpoints of the run lie; made if it is missing.
-      step: names the checkpoint. What stands under that name is replaced.
+      directory: the folder of the run's checkpoints; made if it is missing.
+      step: names the checkpoint. A checkpoint of that step is replaced.
       state: tree of arrays.
     """
-    directory = directory.absolute()
-    _checkpointer().save(
-        directory / str(step), args=ocp.args.StandardSave(state), force=True
-    )
-    complete, others = _contents(directory)
-    for path in others + complete[:-KEPT]:
+    for path in _incomplete(directory):
         shutil.rmtree(path)
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=KEPT, enable_async_checkpointing=False
+    )
+    with ocp.CheckpointManager(
+        directory.absolute(),
+        item_handlers=ocp.StandardCheckpointHandler(),
+        options=options,
+    ) as manager:
+        if step in manager.all_steps():
+            manager.delete(step)
+        # A manager skips a step that is not later than its last one, unless forced.
+        manager.save(step, args=ocp.args.StandardSave(state), force=True)
 
 
 def latest_step(directory: pathlib.Path) -> int | None:
     """The step of the newest complete checkpoint, None if there is none.
 
     Args:
-      directory: where the checkpoints of the run lie, or would lie.
+      directory: the folder of the run's checkpoints; it may be missing.
 
     Returns:
-      The step. What is not complete is passed over with a warning.
+      The step. An incomplete checkpoint is passed over with a warning.
     """
-    complete, others = _contents(directory)
-    for path in others:
+    for path in _incomplete(directory):
         logging.warning("%s is not a complete checkpoint: passed over", path)
-    return int(complete[-1].name) if complete else None
+    complete = filter(_is_complete, directory.glob("[0-9]*"))
+    return max((int(path.name) for path in complete), default=None)
 
 
 def restore(directory: pathlib.Path, step: int, like: Tree) -> Tree:
     """Reads a checkpoint.
 
     Args:
-      directory: where the checkpoints of the run lie.
-      step: which one, as `latest_step` says.
-      like: tree of arrays, or of their shapes and dtypes as `jax.eval_shape` gives it.
+      directory: the folder of the run's checkpoints.
+      step: a step that `latest_step` returned.
+      like: tree of arrays, or of their shapes and dtypes from `jax.eval_shape`.
 
     Returns:
       The tree that was saved, with the structure and the dtypes of `like`.
@@ -70,23 +79,19 @@ def restore(directory: pathlib.Path, step: int, like: Tree) -> Tree:
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like
     )
-    return _checkpointer().restore(
-        directory.absolute() / str(step), args=ocp.args.StandardRestore(abstract)
+    path = directory.absolute() / str(step)
+    # The manager's folder for the tree; checkpoints written without it lack one.
+    item = path / ITEM
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
+        item if item.is_dir() else path, args=ocp.args.StandardRestore(abstract)
     )
 
 
-def _checkpointer() -> ocp.Checkpointer:
-    return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+def _incomplete(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The folders that an interrupted save or copy left behind."""
+    paths = directory.glob("[0-9]*")
+    return [path for path in paths if path.is_dir() and not _is_complete(path)]
 
 
-def _contents(
-    directory: pathlib.Path,
-) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """Complete checkpoints in the order of their steps, and what a save broke off."""
-    complete, others = [], []
-    for path in directory.glob("[0-9]*"):
-        if path.name.isdecimal() and (path / MARKER).is_file():
-            complete.append(path)
-        elif path.is_dir():
-            others.append(path)
-    return sorted(complete, key=lambda path: int(path.name)), others
+def _is_complete(path: pathlib.Path) -> bool:
+    return path.name.isdecimal() and (path / MARKER).is_file()

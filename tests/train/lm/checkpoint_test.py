@@ -38,12 +38,33 @@ def test_round_trip_is_exact(tmp_path):
     for like in (state, jax.eval_shape(lambda: _state(7))):
         restored = checkpoint.restore(directory, 7, like)
         chex.assert_trees_all_equal_structs(restored, state)
+        chex.assert_trees_all_equal_shapes_and_dtypes(restored, state)
         for got, expected in zip(
             jax.tree.leaves(restored), jax.tree.leaves(state), strict=True
         ):
             assert isinstance(got, jax.Array)
-            assert got.dtype == expected.dtype
+            # Bytes: NaN equals NaN, and -0.0 is not 0.0.
             assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+
+
+def test_a_saved_step_is_replaced_and_an_earlier_one_is_saved(tmp_path):
+    for step, value in ((10, 1), (10, 2), (9, 3)):
+        checkpoint.save(tmp_path, step, _state(value))
+    assert _names(tmp_path) == {"9", "10"}
+    assert checkpoint.restore(tmp_path, 10, _state(0))["step"] == 2
+    assert checkpoint.restore(tmp_path, 9, _state(0))["step"] == 3
+
+
+def test_a_checkpoint_without_a_folder_for_the_tree_is_read(tmp_path):
+    """As orbax's `Checkpointer` writes one."""
+    ocp.Checkpointer(ocp.StandardCheckpointHandler()).save(
+        tmp_path / "5", args=ocp.args.StandardSave(_state(5))
+    )
+    assert checkpoint.latest_step(tmp_path) == 5
+    restored = checkpoint.restore(tmp_path, 5, _state(0))
+    chex.assert_trees_all_equal(restored, _state(5))
+    checkpoint.save(tmp_path, 6, _state(6))
+    assert _names(tmp_path) == {"5", "6"}
 
 
 def test_the_latest_few_are_kept_in_the_order_of_their_steps(tmp_path):
@@ -85,7 +106,7 @@ def test_a_save_that_fails_leaves_the_older_checkpoint(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ocp.StandardCheckpointHandler, "save", fail)
+        patch.setattr(ocp.StandardCheckpointHandler, "async_save", fail)
         with pytest.raises(OSError, match="disk full"):
             checkpoint.save(tmp_path, 20, _state(20))
     assert checkpoint.latest_step(tmp_path) == 10
