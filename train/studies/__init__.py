@@ -1,1 +1,1 @@
-"""Studies: synthetic tasks, many seeds in one program, intervals."""
+"""Studies: synthetic tasks and their batches, runs under vmap, intervals."""

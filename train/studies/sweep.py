@@ -22,10 +22,10 @@ from jaxtyping import Array, Bool, Float
 
 from train import config
 from train.lm import loop, optimizer
-from train.studies import tasks
+from train.studies import batches
 
 # (key of a run, step, *data) -> the batch of that step.
-Draw = Callable[..., tasks.Batch]
+Draw = Callable[..., batches.Batch]
 # (runs, switched on [R], number of steps, *data) -> (runs, nats per target [R]).
 Steps = jax.stages.Wrapped
 
@@ -88,7 +88,7 @@ def begin(
 
     def init_run(seed: Array, factor: Array) -> Runs:
         # The splits 'validation' and 'test' have keys of their own.
-        init_rng, rng = jax.random.split(tasks.split_rng(seed, "train"))
+        init_rng, rng = jax.random.split(batches.split_rng(seed, "train"))
         tokens = jnp.zeros((1, context), jnp.int32)
         params = model.init(init_rng, tokens, deterministic=True)["params"]
         zero = jnp.zeros((), jnp.int32)

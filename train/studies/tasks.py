@@ -9,9 +9,6 @@ A row is T + 1 tokens. The target of position t is token t + 1, and a mask says 
 targets count: exactly those that follow from the tokens before them. So a model that
 solves a task reaches an accuracy of 1 and a loss of 0.
 
-Row b of step s is drawn with `fold_in(fold_in(rng, s), b)`: a batch is a pure function
-of seed and step, a row the same in a batch of any size.
-
 Olsson et al., 2022, arXiv:2209.11895 and Dao et al., 2023, arXiv:2212.14052
 (induction); Graves et al., 2014, arXiv:1410.5401 (copy); Hewitt et al., 2020,
 arXiv:2010.07515 and Yao et al., 2021, arXiv:2105.11115 (Dyck languages of bounded
@@ -21,36 +18,16 @@ depth); Arora et al., 2023, arXiv:2312.04927 (multi-query associative recall).
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from models import config as model_config
-from train.lm import loss
-
-# Each split has keys of its own: what is chosen on one is judged on another.
-SPLITS: Mapping[str, int] = types.MappingProxyType(
-    {"train": 0, "validation": 1, "test": 2}
-)
 
 Row = tuple[Int[Array, "T+1"], Bool[Array, "T"]]
-
-
-class Batch(NamedTuple):
-    """Rows of a task, for `loss.cross_entropy` and the training step.
-
-    Attributes:
-      inputs: ids that the model reads.
-      targets: the id that follows each input.
-      mask: True where the target counts.
-    """
-
-    inputs: Int[Array, "B T"]
-    targets: Int[Array, "B T"]
-    mask: Bool[Array, "B T"]
 
 
 class Task(Protocol):
@@ -66,68 +43,6 @@ class Task(Protocol):
 
     def row(self, rng: Array) -> Row:
         """Draws one row: its tokens, and which targets count."""
-
-
-def split_rng(seed: int | Int[Array, ""], split: str) -> Array:
-    """Makes the key of a split.
-
-    Args:
-      seed: seed of the run.
-      split: a name of `SPLITS`.
-
-    Returns:
-      A key that differs between seeds and between splits.
-
-    Raises:
-      ValueError: there is no such split.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    return jax.random.fold_in(jax.random.key(seed), SPLITS[split])
-
-
-def batch(
-    task: Task, rng: Array, step: int | Int[Array, ""], *, batch_size: int
-) -> Batch:
-    """Draws the batch of one step.
-
-    Args:
-      task: the distribution of the rows.
-      rng: key of the split, into which step and row are folded.
-      step: index of the step, possibly traced.
-      batch_size: B.
-
-    Returns:
-      Inputs, targets and the mask of the targets that count.
-    """
-    rng = jax.random.fold_in(rng, step)
-
-    def row(index: Array) -> Row:
-        return task.row(jax.random.fold_in(rng, index))
-
-    tokens, mask = jax.vmap(row)(jnp.arange(batch_size))
-    return Batch(*loss.next_token(tokens.astype(jnp.int32)), mask)
-
-
-def hits(
-    logits: Float[Array, "B T V"], targets: Int[Array, "B T"], mask: Bool[Array, "B T"]
-) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """Counts right answers.
-
-    Args:
-      logits: scores of all ids at each position.
-      targets: the right id at each position.
-      mask: True where the target counts.
-
-    Returns:
-      Number of targets that count and score above all other ids, and number of targets
-      that count. Neither a tie nor NaN is a right answer.
-    """
-    is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
-    score = jnp.max(logits, axis=-1, where=is_target, initial=-jnp.inf)
-    best_other = jnp.max(logits, axis=-1, where=~is_target, initial=-jnp.inf)
-    right = (score > best_other) & mask
-    return jnp.sum(right, dtype=jnp.int32), jnp.sum(mask, dtype=jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)

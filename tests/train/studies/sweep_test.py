@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import toy
 from train.lm import loop, optimizer
-from train.studies import sweep, tasks
+from train.studies import batches, sweep
 
 STEPS = 6
 TASK = tasks.Induction(num_symbols=7, length=toy.CONTEXT)
@@ -18,7 +18,7 @@ OPTIMIZER = dataclasses.replace(toy.OPTIMIZER, peak_lr=0.02, min_lr=0.002)
 
 
 def draw(rng, step):
-    return tasks.batch(TASK, rng, step, batch_size=3)
+    return batches.draw(TASK, rng, step, batch_size=3)
 
 
 def begin(seeds, rates):

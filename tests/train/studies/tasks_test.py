@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from train.lm import loss
-from train.studies import tasks
+from train.studies import batches, tasks
 
 ROWS = 64
 TASKS = {
@@ -21,13 +21,13 @@ TASKS = {
 
 @functools.partial(jax.jit, static_argnames=("task", "batch_size"))
 def draw(task, rng, step, *, batch_size=ROWS):
-    return tasks.batch(task, rng, step, batch_size=batch_size)
+    return batches.draw(task, rng, step, batch_size=batch_size)
 
 
 @functools.cache
 def batch(name, step=0, split="train"):
-    drawn = draw(TASKS[name], tasks.split_rng(0, split), step)
-    return tasks.Batch(*map(np.asarray, drawn))
+    drawn = draw(TASKS[name], batches.split_rng(0, split), step)
+    return batches.Batch(*map(np.asarray, drawn))
 
 
 def rows(name):
@@ -82,7 +82,7 @@ def test_a_solver_that_sees_the_past_is_always_right(name):
     np.testing.assert_array_equal(answers[mask], targets[mask])
     vocab_size = TASKS[name].vocab_size
     logits = np.where(answers[..., None] == np.arange(vocab_size), 100.0, 0.0)
-    right, count = jax.jit(tasks.hits)(np.float32(logits), targets, mask)
+    right, count = jax.jit(batches.hits)(np.float32(logits), targets, mask)
     assert right == count == mask.sum()
     nats, counted = jax.jit(loss.cross_entropy)(np.float32(logits), targets, mask)
     assert counted == count and nats < 1e-6
@@ -114,12 +114,12 @@ def test_no_constant_answer_is_often_right(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_batch_is_a_function_of_seed_and_step(name):
-    task, rng = TASKS[name], tasks.split_rng(0, "train")
-    again = tasks.batch(task, rng, 0, batch_size=3)
+    task, rng = TASKS[name], batches.split_rng(0, "train")
+    again = batches.draw(task, rng, 0, batch_size=3)
     for x, y in zip(again, batch(name), strict=True):
         np.testing.assert_array_equal(x, y[:3])
     seen = [batch(name), batch(name, 1), batch(name, split="validation")]
-    seen += [batch(name, split="test"), draw(task, tasks.split_rng(1, "train"), 0)]
+    seen += [batch(name, split="test"), draw(task, batches.split_rng(1, "train"), 0)]
     seen = [{tuple(row) for row in np.asarray(x.inputs).tolist()} for x in seen]
     for i, some in enumerate(seen):
         assert len(some) > 0.9 * ROWS
@@ -129,7 +129,7 @@ def test_a_batch_is_a_function_of_seed_and_step(name):
 def test_seeds_in_one_program():
     """What each seed draws alone, `vmap` draws for all."""
     task = TASKS["recall"]
-    rngs = jnp.stack([tasks.split_rng(seed, "train") for seed in range(3)])
+    rngs = jnp.stack([batches.split_rng(seed, "train") for seed in range(3)])
     together = jax.vmap(lambda rng: draw(task, rng, 5))(rngs)
     for seed in range(3):
         alone = draw(task, rngs[seed], 5)
@@ -191,7 +191,7 @@ def test_recall_asks_each_key_once_in_any_slot():
 def test_neither_ties_nor_nan_are_hits():
     targets, mask = np.array([[0, 1, 1, 1]]), np.array([[True, True, True, False]])
     logits = np.array([[[0.0, 0.0], [1.0, 2.0], [0.0, np.nan], [0.0, 1.0]]])
-    right, count = jax.jit(tasks.hits)(np.float32(logits), targets, mask)
+    right, count = jax.jit(batches.hits)(np.float32(logits), targets, mask)
     assert (right, count) == (1, 3)
     assert right.dtype == count.dtype == jnp.int32
 
@@ -218,4 +218,4 @@ def test_values_out_of_range(name, values, words):
 
 def test_unknown_split():
     with pytest.raises(ValueError, match="train, validation, test, got 'valid'"):
-        tasks.split_rng(0, "valid")
+        batches.split_rng(0, "valid")

@@ -19,7 +19,7 @@ from models import config as model_config
 from models import mixers, transformer
 from train.lm import evaluation, loss
 from train.report import stopwatch
-from train.studies import sweep, tasks
+from train.studies import batches, sweep
 from train.studies.reach import gradient_norms, settings
 from train.text import data
 
@@ -73,12 +73,12 @@ def measure(
         context=context,
     )
 
-    def draw(rng: Array, step: Array, tokens: Array) -> tasks.Batch:
+    def draw(rng: Array, step: Array, tokens: Array) -> batches.Batch:
         batch = data.sample_batch(
             tokens, rng, step, batch_size=config.batch_size, context=context
         )
         inputs, targets = loss.next_token(batch)
-        return tasks.Batch(inputs, targets, jnp.ones(targets.shape, bool))
+        return batches.Batch(inputs, targets, jnp.ones(targets.shape, bool))
 
     def norms() -> np.ndarray:
         return np.asarray(

@@ -22,7 +22,7 @@ from jaxtyping import Array, Int
 
 from models import config as model_config
 from models import mixers, transformer
-from train.studies import sweep, tasks
+from train.studies import batches, sweep, tasks
 from train.studies.recall import by_distance, config, table
 
 # (phase, steps done, accuracy of each run [R]) -> None.
@@ -46,7 +46,7 @@ class Program:
     right: Callable[..., Any]
     announce: Announce
 
-    def batch(self, seeds: Sequence[int], split: str, index: int) -> tasks.Batch:
+    def batch(self, seeds: Sequence[int], split: str, index: int) -> batches.Batch:
         """Draws the rows [R B T] on which the runs are judged, by their seeds."""
         task, size = self.settings.rows_of, self.settings.runs.rows
         return _judged(task, np.asarray(seeds, np.uint32), split, size, index)
@@ -161,9 +161,9 @@ def _halves(both: sweep.Runs) -> tuple[sweep.Runs, sweep.Runs]:
 
 
 def _steps(model: transformer.CausalLM, settings: config.StudyConfig) -> sweep.Steps:
-    def draw(rng: Array, step: Array) -> tasks.Batch:
+    def draw(rng: Array, step: Array) -> batches.Batch:
         size = settings.runs.batch_size
-        return tasks.batch(settings.rows_of, rng, step, batch_size=size)
+        return batches.draw(settings.rows_of, rng, step, batch_size=size)
 
     return sweep.make_steps(
         model,
@@ -175,12 +175,12 @@ def _steps(model: transformer.CausalLM, settings: config.StudyConfig) -> sweep.S
 
 def _right(model: transformer.CausalLM) -> Callable[..., Any]:
     hits = jax.vmap(
-        jax.vmap(lambda *target: tasks.hits(*(x[None, None] for x in target))[0])
+        jax.vmap(lambda *target: batches.hits(*(x[None, None] for x in target))[0])
     )
 
     @jax.jit
     @jax.vmap
-    def right(params: Any, batch: tasks.Batch) -> Array:
+    def right(params: Any, batch: batches.Batch) -> Array:
         logits: Any = model.apply({"params": params}, batch.inputs, deterministic=True)
         return hits(logits, batch.targets, batch.mask) > 0
 
@@ -190,11 +190,13 @@ def _right(model: transformer.CausalLM) -> Callable[..., Any]:
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def _judged(
     task: tasks.Task, seeds: Int[Array, "R"], split: str, size: int, index: Array
-) -> tasks.Batch:
+) -> batches.Batch:
     """Draws the rows [R B T] of a split on which each run is judged, by its seed."""
 
-    def draw(seed: Any) -> tasks.Batch:
-        return tasks.batch(task, tasks.split_rng(seed, split), index, batch_size=size)
+    def draw(seed: Any) -> batches.Batch:
+        return batches.draw(
+            task, batches.split_rng(seed, split), index, batch_size=size
+        )
 
     return jax.vmap(draw)(seeds)
 

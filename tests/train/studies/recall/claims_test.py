@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.train import study_test
-from train.studies import tasks
+from train.studies import batches, tasks
 from train.studies.recall import by_distance, claims, picture, runs, summary, table
 
 SETTINGS = study_test.settings()
@@ -177,7 +177,7 @@ class Scripted(runs.Program):
 
     def batch(self, seeds, split, index):
         mask = np.ones((len(seeds), 1, 100), bool)
-        return tasks.Batch(mask, mask, mask)
+        return batches.Batch(mask, mask, mask)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_runs_stop_at_the_goal(groups, used, looks):
 
 def test_distances_are_those_of_a_loop():
     task = tasks.Recall(num_keys=5, num_values=3, num_pairs=3, num_slots=5)
-    batch = tasks.batch(task, jax.random.key(0), 0, batch_size=20)
+    batch = batches.draw(task, jax.random.key(0), 0, batch_size=20)
     inputs, targets, mask = map(np.asarray, batch)
     right = np.random.default_rng(0).random(mask.shape) < 0.5
     wanted = np.zeros((2, task.length), int)
