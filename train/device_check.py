@@ -40,8 +40,7 @@ from absl import flags
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from train import cli, foreign, workdir
 from train import config as config_lib
-from train.bench import presets
-from train.device import checks, speed, verdict
+from train.device import checks, plans, speed, verdict
 from train.report import machine, terminal
 from train.text import data
 
@@ -50,81 +49,6 @@ sys.path.pop(0)
 WORKDIR = "runs/device_check"
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "tiny_lm.py"
 Row = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The sizes of all parts of the check.
-
-    Attributes:
-      cases: for each name of `checks.CASES` that is checked, its variants.
-      length: T of most of these cases.
-      width: H of most of these cases.
-      sweep: plan of the benchmark; its heads, dtype and rounds hold for masks too.
-      mask_length: T of the part masks.
-      peer: implementation of jax.nn that takes dense masks.
-      layers: L of the trained model; 0 for that of its configuration.
-      rounds: number of measurements of the training step.
-      steps: training steps of one measurement.
-      seconds: time after which no further case of the benchmark is begun.
-    """
-
-    cases: Mapping[str, Sequence[checks.Variant]]
-    length: int
-    width: int
-    sweep: presets.Plan
-    mask_length: int
-    peer: str
-    layers: int
-    rounds: int
-    steps: int
-    seconds: float
-
-
-PRESETS: Mapping[str, Plan] = types.MappingProxyType(
-    {
-        "gpu": Plan(
-            cases=dict.fromkeys(checks.CASES, checks.VARIANTS),
-            length=256,
-            width=64,
-            # Those that call the same kernel as one of these are left out.
-            sweep=dataclasses.replace(
-                presets.PRESETS["gpu"],
-                implementations=("flash", "cudnn", "jax.nn.xla", "torch"),
-                seconds=1.0,
-            ),
-            mask_length=speed.MASK_LENGTH,
-            peer="cudnn",
-            layers=0,
-            rounds=10,
-            steps=20,
-            seconds=220.0,
-        ),
-        "smoke": Plan(
-            cases={
-                "B030": (checks.BFLOAT16,),
-                "B074": (checks.HIGHEST,),
-                "grouped": (checks.FLOAT16,),
-            },
-            length=16,
-            width=8,
-            sweep=dataclasses.replace(
-                presets.PRESETS["smoke"],
-                implementations=("flash", "reference"),
-                lengths=(16,),
-                modes=("jit",),
-                directions=presets.DIRECTIONS[1:],
-                head_counts=(),
-            ),
-            mask_length=64,
-            peer="xla",
-            layers=1,
-            rounds=3,
-            steps=10,
-            seconds=60.0,
-        ),
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +64,7 @@ class Inputs:
       note: called with remarks that are printed beside the rows.
     """
 
-    plan: Plan
+    plan: plans.Plan
     config: config_lib.Config
     corpus: data.Corpus
     until: float
@@ -225,7 +149,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "preset",
         None,
-        list(PRESETS),
+        list(plans.PRESETS),
         "what is checked; not given: gpu on a GPU, smoke elsewhere",
         flag_values=values,
     )
@@ -255,7 +179,7 @@ def main(values: flags.FlagValues) -> int:
             raise ValueError(f"{path} holds a run, whose report would be lost")
         path.mkdir(parents=True, exist_ok=True)
     console = terminal.console()
-    plan = PRESETS[preset]
+    plan = plans.PRESETS[preset]
     report: Row = {
         "what": "device_check",
         "preset": preset,

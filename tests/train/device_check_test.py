@@ -16,10 +16,10 @@ from attention.dot_product import api, reference
 from tests.contract import wrong_implementations
 from tests.support import oracle
 from train import cli, device_check, workdir
-from train.device import checks, speed
+from train.device import checks, plans, speed
 
 ALONE = {"grouped": (checks.HIGHEST,)}
-SMOKE = device_check.PRESETS["smoke"]
+SMOKE = plans.PRESETS["smoke"]
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def run(monkeypatch, tmp_path, capsys):
     """Runs the program; returns its status, report, output and errors."""
 
     def run(*arguments, preset="smoke", **changes):
-        plans = {"smoke": dataclasses.replace(SMOKE, **changes)}
-        monkeypatch.setattr(device_check, "PRESETS", {**device_check.PRESETS, **plans})
-        given = [f"--preset={preset}", f"--workdir={tmp_path}", *arguments]
-        monkeypatch.setattr(sys, "argv", ["device_check", *given])
+        changed = {"smoke": dataclasses.replace(SMOKE, **changes)}
+        monkeypatch.setattr(plans, "PRESETS", {**plans.PRESETS, **changed})
+        flags = [f"--preset={preset}", f"--workdir={tmp_path}", *arguments]
+        monkeypatch.setattr(sys, "argv", ["device_check", *flags])
         with pytest.raises(SystemExit) as stopped:
             cli.run(device_check.main, device_check.define_flags)
         path = tmp_path / workdir.REPORT
@@ -202,7 +202,7 @@ def test_the_arguments_of_a_case_show_what_the_oracle_is_told(name):
 
 def test_every_case_and_dtype_is_in_the_preset_for_gpus():
     """case B030 has its shapes there, and B074 its tolerances and sizes."""
-    plan = device_check.PRESETS["gpu"]
+    plan = plans.PRESETS["gpu"]
     assert plan.cases.keys() == set(checks.CASES)
     assert set(plan.cases.values()) == {checks.VARIANTS}
     table = checks.cases(plan.length, plan.width)

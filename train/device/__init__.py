@@ -1,1 +1,1 @@
-"""The check of one device: cases against float64, speed, tables."""
+"""The check of one device: plans, cases against float64, speed, verdict."""
