@@ -12,7 +12,7 @@ from matplotlib import image
 
 import attention
 from train import benchmark, cli
-from train.bench import claims, presets, tables, workload
+from train.bench import claims, peers, presets, tables, workload
 from train.report import terminal
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -235,7 +235,7 @@ def test_unusable_arguments(run, monkeypatch, arguments, words):
 
 def test_presets_are_for_those_who_exist():
     for name, plan in presets.PRESETS.items():
-        unknown = set(plan.implementations) - set(benchmark.peers.CONTENDERS)
+        unknown = set(plan.implementations) - set(peers.CONTENDERS)
         assert not unknown, name
     cpu = presets.PRESETS["cpu"]
     assert cpu.claims == 1

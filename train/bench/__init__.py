@@ -1,1 +1,1 @@
-"""The benchmark: presets, peers, measurements, claims and tables."""
+"""The benchmarks of attention, of mixers and of a training step."""
