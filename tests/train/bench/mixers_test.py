@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -27,8 +28,9 @@ def test_contenders_have_the_sizes_of_the_claims(name):
         jax.ShapeDtypeStruct((1, 6, *axes), jnp.float32) for axes in contender.axes
     ]
     output = jax.eval_shape(contender.f, *arrays)
-    assert output.dtype == jnp.float32
-    assert output.shape[:2] == (1, 6) and output.size == 6 * 512
+    chex.assert_type(output, jnp.float32)
+    chex.assert_tree_shape_prefix(output, (1, 6))
+    chex.assert_size(output, 6 * 512)
 
 
 def row(part, name, length, milliseconds, direction=FORWARD):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support import toy
 from train.lm import loop, optimizer
-from train.studies import batches, sweep
+from train.studies import batches, sweep, tasks
 
 STEPS = 6
 TASK = tasks.Induction(num_symbols=7, length=toy.CONTEXT)
@@ -42,19 +43,18 @@ def trained(seeds, rates, on=None):
     return steps()(begin(seeds, rates), on, STEPS)
 
 
-def assert_close(found, wanted):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), found, wanted
-    )
+assert_close = functools.partial(chex.assert_trees_all_close, rtol=0, atol=1e-6)
+
+
+def run_of(runs, index):
+    """One of the runs side by side."""
+    return jax.tree.map(lambda x: x[index], runs)
 
 
 def test_a_run_is_the_same_among_others():
     runs, losses = trained([5, 9, 5], [0.02, 0.02, 0.01])
     alone, loss = trained([9], [0.02])
-    assert_close(
-        jax.tree.map(lambda x: x[1], runs.params),
-        jax.tree.map(lambda x: x[0], alone.params),
-    )
+    assert_close(run_of(runs.params, 1), run_of(alone.params, 0))
     np.testing.assert_allclose(losses[1], loss[0], atol=1e-6)
     # One seed under two rates begins alike and ends apart.
     assert abs(float(losses[0]) - float(losses[2])) > 1e-4
@@ -65,7 +65,7 @@ def test_a_rate_is_that_of_the_optimiser():
     config = dataclasses.replace(OPTIMIZER, peak_lr=0.01, min_lr=0.001)
     assert config.weight_decay > 0
     transformation = optimizer.make(config, STEPS)
-    run = jax.tree.map(lambda x: x[0], begin([3], [0.01]))
+    run = run_of(begin([3], [0.01]), 0)
     batch_rng, dropout_rng = jax.random.split(run.rng)
 
     @jax.jit
@@ -82,20 +82,15 @@ def test_a_rate_is_that_of_the_optimiser():
     for _ in range(STEPS):
         state = by_hand(state)
     runs, _ = trained([3], [0.01])
-    assert_close(jax.tree.map(lambda x: x[0], runs.params), state.params)
+    assert_close(run_of(runs.params, 0), state.params)
 
 
 def test_a_run_that_is_off_keeps_its_state():
     before = jax.tree.map(jnp.copy, begin([5, 9], [0.02, 0.02]).state)
     runs, _ = trained([5, 9], [0.02, 0.02], on=[True, False])
     both, _ = trained([5, 9], [0.02, 0.02])
-    assert_close(
-        jax.tree.map(lambda x: x[1], runs.state), jax.tree.map(lambda x: x[1], before)
-    )
-    assert_close(
-        jax.tree.map(lambda x: x[0], runs.params),
-        jax.tree.map(lambda x: x[0], both.params),
-    )
+    chex.assert_trees_all_equal(run_of(runs.state, 1), run_of(before, 1))
+    assert_close(run_of(runs.params, 0), run_of(both.params, 0))
 
 
 def test_seeds_and_rates_go_together():

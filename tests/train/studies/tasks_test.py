@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,8 +117,8 @@ def test_no_constant_answer_is_often_right(name):
 def test_a_batch_is_a_function_of_seed_and_step(name):
     task, rng = TASKS[name], batches.split_rng(0, "train")
     again = batches.draw(task, rng, 0, batch_size=3)
-    for x, y in zip(again, batch(name), strict=True):
-        np.testing.assert_array_equal(x, y[:3])
+    first_rows = jax.tree.map(lambda x: x[:3], batch(name))
+    chex.assert_trees_all_equal(again, first_rows)
     seen = [batch(name), batch(name, 1), batch(name, split="validation")]
     seen += [batch(name, split="test"), draw(task, batches.split_rng(1, "train"), 0)]
     seen = [{tuple(row) for row in np.asarray(x.inputs).tolist()} for x in seen]
@@ -133,8 +134,8 @@ def test_seeds_in_one_program():
     together = jax.vmap(lambda rng: draw(task, rng, 5))(rngs)
     for seed in range(3):
         alone = draw(task, rngs[seed], 5)
-        for x, y in zip(together, alone, strict=True):
-            np.testing.assert_array_equal(x[seed], y)
+        of_seed = jax.tree.map(lambda x, seed=seed: x[seed], together)
+        chex.assert_trees_all_equal(of_seed, alone)
 
 
 def test_induction_asks_for_any_place():
@@ -193,7 +194,7 @@ def test_neither_ties_nor_nan_are_hits():
     logits = np.array([[[0.0, 0.0], [1.0, 2.0], [0.0, np.nan], [0.0, 1.0]]])
     right, count = jax.jit(batches.hits)(np.float32(logits), targets, mask)
     assert (right, count) == (1, 3)
-    assert right.dtype == count.dtype == jnp.int32
+    chex.assert_type([right, count], jnp.int32)
 
 
 def test_the_table_holds_all_tasks():
