@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_not_run(run, monkeypatch, tmp_path):
 def test_claims_are_shown_and_decide_the_status(
     run, monkeypatch, tmp_path, verdict, status
 ):
-    found = {
+    judged = {
         "asked": "some work",
         "at_most": [0.5, 0.7],
         "unit": "GB",
@@ -150,11 +150,11 @@ def test_claims_are_shown_and_decide_the_status(
         "verdict": verdict,
         "reason": "",
     }
-    monkeypatch.setattr(claims, "measure", lambda scale, announce: iter([found]))
+    monkeypatch.setattr(claims, "measure", lambda scale, announce: iter([judged]))
     assert run(*smoke(*ONE))[0] == 0
     got, out, _ = run(*smoke(*ONE, "--claims=1"))
     assert got == status
-    assert results_of(tmp_path)["claims"] == [found]
+    assert results_of(tmp_path)["claims"] == [judged]
     assert "some work" in out and "0.5 / 0.7 GB" in out and "0.25 / 0.625 GB" in out
 
 

@@ -42,7 +42,7 @@ def run(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def implementations(monkeypatch):
-    """Puts others in place of `attention.IMPLEMENTATIONS`."""
+    """Replaces `attention.IMPLEMENTATIONS`."""
 
     def implementations(**rows):
         table = types.MappingProxyType({"reference": reference.attention, **rows})
@@ -92,9 +92,9 @@ def test_a_wrong_implementation_is_found(run, implementations):
     implementations(wrong=wrong_implementations.reads_head_n_mod_k)
     status, report, out, _ = run("--parts=correctness", cases=ALONE)
     assert status == 1 and report["complete"] and not report["passed"]
-    found = verdicts(report)
-    assert found["reference"] == ("right", "")
-    verdict, reason = found["wrong"]
+    judged = verdicts(report)
+    assert judged["reference"] == ("right", "")
+    verdict, reason = judged["wrong"]
     assert verdict == "wrong" and "out is off by" in reason and "dk is off" in reason
     assert "NOT passed: 1 right, 1 wrong" in out
 
@@ -110,21 +110,21 @@ def test_what_must_not_refuse_and_what_is_no_number(run, implementations):
     implementations(flash=refuses, other=refuses, nan=nan)
     status, report, *_ = run("--parts=correctness", cases=ALONE)
     assert status == 1
-    found = verdicts(report)
-    assert found["flash"][0] == "failed" and "no such kernel" in found["flash"][1]
-    assert found["other"][0] == "refused"
-    assert found["nan"][0] == "wrong"
+    judged = verdicts(report)
+    assert judged["flash"][0] == "failed" and "no such kernel" in judged["flash"][1]
+    assert judged["other"][0] == "refused"
+    assert judged["nan"][0] == "wrong"
     *_, row = report["rows"]["correctness"]
     assert row["errors"]["out"] is None
 
 
 def test_a_part_that_breaks_does_not_keep_the_others(run, monkeypatch):
-    def breaks(given):
+    def breaks(inputs):
         yield [{"verdict": "right"}]
         raise RuntimeError("the device is gone")
 
-    def rests(given):
-        given.note("a note")
+    def rests(inputs):
+        inputs.note("a note")
         yield []
 
     parts = {"benchmark": rests, "correctness": rests} | {"masks": breaks}
@@ -139,7 +139,7 @@ def test_a_part_that_breaks_does_not_keep_the_others(run, monkeypatch):
 
 
 def test_what_is_done_is_kept_when_interrupted(run, monkeypatch):
-    def interrupted(given):
+    def interrupted(inputs):
         yield [{"verdict": "right"}]
         raise KeyboardInterrupt
 
@@ -187,8 +187,8 @@ def test_the_oracle_is_the_loop_over_single_numbers():
     visible[0, 0, 0] = False
     *inputs, output_gradient = arrays
     wanted = oracle.attention(*inputs, visible=visible, output_gradient=output_gradient)
-    found = checks.oracle(arrays, visible)
-    for name, x in zip(checks.RESULTS, found, strict=True):
+    results = checks.oracle(arrays, visible)
+    for name, x in zip(checks.RESULTS, results, strict=True):
         np.testing.assert_allclose(x, wanted[name], rtol=1e-12, atol=1e-12)
 
 

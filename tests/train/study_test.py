@@ -85,9 +85,13 @@ def test_leaves_what_it_found(workdir):
         )
     ]
     for mixer in ("window", "zero"):
-        own = [row for row in rows if row["mixer"] == mixer]
-        assert [float(row["rate"]) for row in own[:2]] == [0.0015, 0.003]
-        assert own[2]["rate"] == own[3]["rate"] in (own[0]["rate"], own[1]["rate"])
+        of_mixer = [row for row in rows if row["mixer"] == mixer]
+        assert [float(row["rate"]) for row in of_mixer[:2]] == [0.0015, 0.003]
+        assert (
+            of_mixer[2]["rate"]
+            == of_mixer[3]["rate"]
+            in (of_mixer[0]["rate"], of_mixer[1]["rate"])
+        )
     assert {row["steps"] for row in rows} == {"5"}
     report = json.loads((path / "report.json").read_text())
     assert status == (0 if report["passed"] else 1)
@@ -116,17 +120,17 @@ def test_distances_add_up_to_the_accuracy(workdir):
     answers = lines(path / "distance.csv")
     for row in lines(path / "results.csv"):
         if row["split"] == "test":
-            own = [
+            of_mixer = [
                 line
                 for line in answers
                 if (line["mixer"], line["seed"]) == (row["mixer"], row["seed"])
             ]
-            right = sum(int(line["right"]) for line in own)
-            asked = sum(int(line["count"]) for line in own)
+            right = sum(int(line["right"]) for line in of_mixer)
+            asked = sum(int(line["count"]) for line in of_mixer)
             # 2 batches of 8 rows, each of 2 questions.
             assert asked == 2 * 8 * 2
             assert float(row["accuracy"]) == right / asked
-            assert {int(line["distance"]) % 2 for line in own} == {1}
+            assert {int(line["distance"]) % 2 for line in of_mixer} == {1}
 
 
 def test_goes_on_with_what_is_missing(workdir, monkeypatch):

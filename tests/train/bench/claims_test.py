@@ -16,7 +16,7 @@ TINY = trials.Scale(divisor=256, rounds=1, seconds=0.0)
 
 @pytest.fixture
 def dense(monkeypatch):
-    """The reference in the place of flash: it compiles faster, and has no blocks."""
+    """The reference instead of flash: it compiles faster, and has no blocks."""
     monkeypatch.setattr(trials, "OURS", "reference")
 
 
@@ -43,27 +43,27 @@ def claim(measured, at_most=(1.0,)):
 def test_verdicts(monkeypatch, measured, verdict):
     monkeypatch.setattr(claims, "CLAIMS", (claim(measured),))
     scale = trials.Scale(divisor=1, rounds=1, seconds=0.0)
-    said = []
-    (found,) = claims.measure(scale, announce=said.append)
-    assert (found["asked"], found["verdict"]) == ("a work", verdict)
-    assert said == ["claim 1/1  a work"]
+    announced = []
+    (row,) = claims.measure(scale, announce=announced.append)
+    assert (row["asked"], row["verdict"]) == ("a work", verdict)
+    assert announced == ["claim 1/1  a work"]
     if isinstance(measured, Exception):
-        assert (found["measured"], found["reason"]) == (None, str(measured))
+        assert (row["measured"], row["reason"]) == (None, str(measured))
 
 
 def test_every_part_of_a_row_is_judged(monkeypatch):
     rows = (claim([0.5, 0.9], (0.6, 0.7)), claim([0.5, 0.7], (0.6, 0.7)))
     monkeypatch.setattr(claims, "CLAIMS", rows)
     scale = trials.Scale(divisor=1, rounds=1, seconds=0.0)
-    found = claims.measure(scale, announce=print)
-    assert [row["verdict"] for row in found] == ["missed", "met"]
+    judged = claims.measure(scale, announce=print)
+    assert [row["verdict"] for row in judged] == ["missed", "met"]
     scale = trials.Scale(divisor=2, rounds=1, seconds=0.0)
-    found = claims.measure(scale, announce=print)
-    assert [row["verdict"] for row in found] == ["not judged"] * 2
+    judged = claims.measure(scale, announce=print)
+    assert [row["verdict"] for row in judged] == ["not judged"] * 2
 
 
 def test_every_row_measures_a_number_for_each_limit(dense):
-    """All but those of processes and of all masks, which have tests of their own."""
+    """All but those of processes and of all masks, which are tested apart."""
     left_out = {trials.compile_seconds, trials.peak}
     for row in claims.CLAIMS:
         measure = getattr(row.measure, "func", row.measure)
@@ -122,8 +122,8 @@ def test_bigbird_sees_five_blocks_in_the_middle():
 
 
 def test_every_constructor_of_masks_is_compiled():
-    found = trials.built_in(64, 8)
-    kinds = {type(mask).__name__ for mask in found}
+    built_in = trials.built_in(64, 8)
+    kinds = {type(mask).__name__ for mask in built_in}
     text = trials.built_in.__code__.co_names
     constructors = {
         name
@@ -132,7 +132,7 @@ def test_every_constructor_of_masks_is_compiled():
     }
     assert constructors <= set(text)
     assert len(kinds) > 8
-    for mask in found:
+    for mask in built_in:
         if mask is not None:
             assert mask.materialize(64, 64).dtype == bool
 

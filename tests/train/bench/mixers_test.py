@@ -55,7 +55,7 @@ def rows(exponent=1.0, forward=10.0, both=10.0, name="rwkv"):
 
 
 @pytest.mark.parametrize(
-    "found, verdicts",
+    "measured, verdicts",
     [
         (rows(), ["met", "met"]),
         (rows(exponent=1.16), ["missed", "met"]),
@@ -66,9 +66,9 @@ def rows(exponent=1.0, forward=10.0, both=10.0, name="rwkv"):
         (rows()[:2], []),
     ],
 )
-def test_claims_are_judged(found, verdicts):
-    assert [x["verdict"] for x in mixers.claims(found, judged=True)] == verdicts
-    unjudged = mixers.claims(found, judged=False)
+def test_claims_are_judged(measured, verdicts):
+    assert [x["verdict"] for x in mixers.claims(measured, judged=True)] == verdicts
+    unjudged = mixers.claims(measured, judged=False)
     assert [x["verdict"] for x in unjudged] == ["not judged"] * len(verdicts)
 
 
@@ -91,9 +91,9 @@ def test_the_program_in_small(run, two, tmp_path):
     assert status == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["complete"] and results["machine"]["cores"]
-    found = [(x["part"], x["implementation"], x["length"]) for x in results["rows"]]
+    cases = [(x["part"], x["implementation"], x["length"]) for x in results["rows"]]
     race = [("race", "linear", 16), ("race", "flash", 16)]
-    assert found == [*(("growth", "linear", n) for n in (2, 4, 8)), *race, *race]
+    assert cases == [*(("growth", "linear", n) for n in (2, 4, 8)), *race, *race]
     for x in results["rows"]:
         low, median, high = x["milliseconds"]
         assert 0 < low <= median <= high and x["temporary_bytes"] > 0

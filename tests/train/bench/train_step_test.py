@@ -42,11 +42,11 @@ def text(tmp_path):
 
 
 def test_measures_without_pytorch(monkeypatch, text, tmp_path, capsys):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *rest: None if name == "torch" else found(name, *rest),
+        lambda name, *rest: None if name == "torch" else find_spec(name, *rest),
     )
     output = tmp_path / "results.json"
     more = ("--rounds=2", "--steps=2", f"--output={output}")
@@ -98,5 +98,5 @@ def test_operations_are_those_of_the_traced_products(num_kv_heads):
         functools.partial(model.init, deterministic=True), jax.random.key(0), tokens
     )
     traced = jax.make_jaxpr(forward)(variables, tokens)
-    found = train_step.step_flops(settings, variables["params"], vocab_size=9)
-    assert found == 3 * product_flops(traced.jaxpr)
+    operations = train_step.step_flops(settings, variables["params"], vocab_size=9)
+    assert operations == 3 * product_flops(traced.jaxpr)

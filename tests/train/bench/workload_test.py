@@ -1,4 +1,4 @@
-"""What is run: the work is counted right, and wrong results are found."""
+"""Runners: work is counted, and wrong results are detected."""
 
 import functools
 import importlib.util
@@ -51,7 +51,7 @@ def test_expected_is_what_the_oracle_computes(few_rows):
     assert len(expected.rows) == 4 and {0, 11} <= set(expected.rows)
     rest = np.setdiff1d(np.arange(12), expected.rows)
     assert not np.asarray(expected.cotangent)[:, rest].any()
-    found = oracle.attention(
+    results = oracle.attention(
         query,
         key,
         value,
@@ -59,9 +59,9 @@ def test_expected_is_what_the_oracle_computes(few_rows):
         output_gradient=expected.cotangent,
     )
     output, *gradients = expected.outputs
-    np.testing.assert_allclose(output, found["out"][:, expected.rows], atol=1e-6)
+    np.testing.assert_allclose(output, results["out"][:, expected.rows], atol=1e-6)
     for gradient, name in zip(gradients, ("dq", "dk", "dv"), strict=True):
-        np.testing.assert_allclose(gradient, found[name], atol=1e-6)
+        np.testing.assert_allclose(gradient, results[name], atol=1e-6)
 
 
 @pytest.mark.parametrize("backward", [False, True])

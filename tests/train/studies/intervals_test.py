@@ -8,10 +8,10 @@ from train.studies import intervals
 
 def test_against_a_table():
     """t of 4 degrees at 95 % is 2.776 (Student's table)."""
-    found = intervals.of_mean(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
+    interval = intervals.of_mean(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
     width = 2.776 * np.sqrt(2.5 / 5)
-    np.testing.assert_allclose(found, (3, 3 - width, 3 + width), rtol=1e-3)
-    assert str(found) == "3 (1.04 to 4.96)"
+    np.testing.assert_allclose(interval, (3, 3 - width, 3 + width), rtol=1e-3)
+    assert str(interval) == "3 (1.04 to 4.96)"
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95])
@@ -25,8 +25,8 @@ def test_covers_the_mean_as_often_as_it_says(level):
 def test_pairs_share_what_they_have_in_common():
     rng = np.random.default_rng(0)
     common = rng.normal(size=6)
-    found = intervals.of_difference(common + 0.1, common)
-    np.testing.assert_allclose(found, 0.1, atol=1e-9)
+    interval = intervals.of_difference(common + 0.1, common)
+    np.testing.assert_allclose(interval, 0.1, atol=1e-9)
 
 
 @pytest.mark.parametrize("samples", [[1.0], [], [1.0, np.nan], [[1.0, 2.0]]])

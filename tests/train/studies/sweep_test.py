@@ -56,7 +56,7 @@ def test_a_run_is_the_same_among_others():
     alone, loss = trained([9], [0.02])
     assert_close(run_of(runs.params, 1), run_of(alone.params, 0))
     np.testing.assert_allclose(losses[1], loss[0], atol=1e-6)
-    # One seed under two rates begins alike and ends apart.
+    # One seed under two rates begins with the same parameters and ends with others.
     assert abs(float(losses[0]) - float(losses[2])) > 1e-4
 
 

@@ -139,7 +139,7 @@ def test_seeds_in_one_program():
 
 
 def test_induction_asks_for_any_place():
-    """Only the last token asks; it stood once before, at each place but the next."""
+    """Only the last token asks; it occurred once before, anywhere but just before."""
     places = set()
     for tokens, mask in rows("induction"):
         *earlier, asked, _ = tokens

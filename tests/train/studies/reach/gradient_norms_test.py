@@ -29,11 +29,11 @@ def test_norms_of_a_decay_are_its_powers():
     """Down to where float32 alone would have lost them, and to where all is lost."""
     decays = np.array([0.9, 0.5, 0.3], np.float32)
     k = np.arange(128)
-    found = jax.jit(lambda x: gradient_norms.log_norms(decaying(decays), x))(
+    computed = jax.jit(lambda x: gradient_norms.log_norms(decaying(decays), x))(
         jnp.ones((128, 3))
     )
     norms = np.sqrt(np.sum(decays.astype(np.float64) ** (2 * k[:, None]), axis=1))
-    np.testing.assert_allclose(found, np.log(norms), atol=2e-4)
+    np.testing.assert_allclose(computed, np.log(norms), atol=2e-4)
     steep = jax.jit(lambda x: gradient_norms.log_norms(decaying([0.25]), x))(
         jnp.ones((128, 1))
     )
@@ -45,13 +45,13 @@ def test_norms_of_a_decay_are_its_powers():
 
 def jacobian(f, x, size=1e-5):
     """By central differences in float64: [T E D]."""
-    found = np.zeros((*x.shape, len(f(x))))
+    derivative = np.zeros((*x.shape, len(f(x))))
     for index in np.ndindex(*x.shape):
         up, down = x.copy(), x.copy()
         up[index] += size
         down[index] -= size
-        found[index] = (f(up) - f(down)) / (2 * size)
-    return found
+        derivative[index] = (f(up) - f(down)) / (2 * size)
+    return derivative
 
 
 def log_norms_of(jacobian):
@@ -74,15 +74,15 @@ def test_norms_of_a_gru_are_those_of_a_loop():
             )
         return h
 
-    own = recurrent.Kernels(*jnp.asarray(kernels, jnp.float32))
+    parameters = recurrent.Kernels(*jnp.asarray(kernels, jnp.float32))
 
     def ours(x):
-        return recurrent.scan(own, x.reshape(7, 3, 4), jnp.zeros(4))[1]
+        return recurrent.scan(parameters, x.reshape(7, 3, 4), jnp.zeros(4))[1]
 
-    found = jax.jit(lambda x: gradient_norms.log_norms(ours, x))(
+    computed = jax.jit(lambda x: gradient_norms.log_norms(ours, x))(
         jnp.asarray(x, jnp.float32)
     )
-    np.testing.assert_allclose(found, log_norms_of(jacobian(last, x)), atol=1e-4)
+    np.testing.assert_allclose(computed, log_norms_of(jacobian(last, x)), atol=1e-4)
 
 
 def test_norms_of_a_run_are_those_of_its_attention():
@@ -100,10 +100,10 @@ def test_norms_of_a_run_are_those_of_its_attention():
     init = jax.jit(functools.partial(model.init, deterministic=True))
     params = init(jax.random.key(0), tokens)["params"]
     stacked = jax.tree.map(lambda x: jnp.stack([x, 1.2 * x]), params)
-    found = gradient_norms.of_runs(config, 9, stacked, tokens)
+    computed = gradient_norms.of_runs(config, 9, stacked, tokens)
     for run, factor in enumerate((1.0, 1.2)):
-        own = jax.tree.map(lambda x, c=factor: c * np.asarray(x, np.float64), params)
-        mixer = own["blocks_0"]["mixer"]
+        of_run = jax.tree.map(lambda x, c=factor: c * np.asarray(x, np.float64), params)
+        mixer = of_run["blocks_0"]["mixer"]
         query, key, value = (
             mixer[name]["kernel"] for name in ("query", "key", "value")
         )
@@ -118,11 +118,11 @@ def test_norms_of_a_run_are_those_of_its_attention():
 
         logs = []
         for row in tokens:
-            x = own["token_embedding"]["embedding"][row]
+            x = of_run["token_embedding"]["embedding"][row]
             x = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + 1e-6)
-            x = x * own["blocks_0"]["mixer_norm"]["scale"]
+            x = x * of_run["blocks_0"]["mixer_norm"]["scale"]
             logs.append(log_norms_of(jacobian(last, x)))
-        np.testing.assert_allclose(found[run], np.mean(logs, axis=0), atol=1e-3)
+        np.testing.assert_allclose(computed[run], np.mean(logs, axis=0), atol=1e-3)
 
 
 def test_lines_find_what_was_drawn():

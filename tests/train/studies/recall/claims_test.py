@@ -44,7 +44,7 @@ def words(*groups, distances=(), settings=SETTINGS):
 
 
 @pytest.mark.parametrize(
-    ("window", "zero", "said"),
+    ("window", "zero", "sentence"),
     [
         (0.9 + NOISE, 0.5 - NOISE, "- window: above zero."),
         (0.5 + NOISE, 0.9 - NOISE, "- window: below zero."),
@@ -67,20 +67,20 @@ def words(*groups, distances=(), settings=SETTINGS):
         "one failed",
     ],
 )
-def test_claims_what_the_interval_supports(window, zero, said):
+def test_claims_what_the_interval_supports(window, zero, sentence):
     text = words(rows("window", window), rows("zero", zero))
     lines = [line for line in text.splitlines() if line.startswith(("- w", "- z"))]
-    assert lines == [said]
+    assert lines == [sentence]
 
 
 def test_more_comparisons_are_more_careful():
     """A difference that is told among two, and not among many."""
     close = rows("window", 0.55 + NOISE), rows("zero", 0.5 - NOISE)
     assert "window: above zero" in words(*close)
-    others = [rows(name, 0.2 + NOISE) for name in ("linear", "rwkv", "gru", "mamba")]
-    text = words(*close, *others)
+    rest = [rows(name, 0.2 + NOISE) for name in ("linear", "rwkv", "gru", "mamba")]
+    text = words(*close, *rest)
     assert "window: above linear, rwkv, gru, mamba; not told apart from zero." in text
-    points = claims.points([row for group in (*close, *others) for row in group])
+    points = claims.points([row for group in (*close, *rest) for row in group])
     assert len(claims.compare(points, goal=1.0)) == 6 - 1
 
 
@@ -209,7 +209,7 @@ def test_runs_stop_at_the_goal(groups, used, looks):
         return np.arange(100)[None, None] < shares[:, None, None]
 
     state = types.SimpleNamespace(params=None)
-    program = Scripted(settings, steps, right, lambda *given: None)
+    program = Scripted(settings, steps, right, lambda *arguments: None)
     _, steps_used, accuracy = runs.train(
         program, state, [1, 2, 3, 4], "", groups=groups
     )
