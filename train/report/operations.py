@@ -50,7 +50,7 @@ MOVES = frozenset(
 
 
 def count(fn: Callable[..., Any], *args: Any) -> int:
-    """Runs fn(*args), and counts.
+    """Counts the operations of fn(*args) by running it.
 
     Args:
       fn: a function that jax can trace.
@@ -67,7 +67,7 @@ def count(fn: Callable[..., Any], *args: Any) -> int:
 def _run(
     jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]
 ) -> tuple[list[Any], int]:
-    """The results of a jaxpr, and its operations."""
+    """Runs a jaxpr; returns its results and its operations."""
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def read(atom: Any) -> Any:
@@ -92,7 +92,7 @@ def _bind(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _static(eqn: core.JaxprEqn) -> int:
-    """Operations that do not depend on values."""
+    """Counts the operations of an equation without loops that end by values."""
     name = eqn.primitive.name
     if bodies := list(core.jaxprs_in_params(eqn.params)):
         inner = [sum(map(_static, body.eqns)) for body in bodies]
@@ -119,14 +119,14 @@ def _static(eqn: core.JaxprEqn) -> int:
 
 
 def _has_while(eqn: core.JaxprEqn) -> bool:
-    """Whether a loop inside of an equation ends by its values."""
+    """Returns whether an equation contains a loop whose length depends on values."""
     return eqn.primitive.name == "while" or any(
         _has_while(e) for jaxpr in core.jaxprs_in_params(eqn.params) for e in jaxpr.eqns
     )
 
 
 def _call(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
-    """A function that is called once: `jit`, `custom_vjp_call`, `remat` ..."""
+    """Runs a function that is called once: `jit`, `custom_vjp_call`, `remat` ..."""
     (body,) = (x for x in eqn.params.values() if hasattr(x, "eqns"))
     # Closed (a jaxpr and its constants) or not; newer jax has one class for both.
     jaxpr, consts = getattr(body, "jaxpr", body), getattr(body, "consts", ())
@@ -135,8 +135,8 @@ def _call(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
 
 def _scan(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
     body, length = eqn.params["jaxpr"], eqn.params["length"]
-    # What is stacked has one axis more than in the body, and comes last. That is asked
-    # of the shapes: the parameters that say it differ between versions of jax.
+    # Stacked arrays come last and have one axis more than in the body. Their number is
+    # read off the shapes, since versions of jax name it by different parameters.
     carries = sum(map(_same_rank, eqn.outvars, body.jaxpr.outvars))
     whole = sum(map(_same_rank, eqn.invars, body.jaxpr.invars))
     consts = whole - carries
@@ -144,8 +144,8 @@ def _scan(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> tuple[list[Any], int]:
     steps = range(length)[:: -1 if eqn.params["reverse"] else 1]
     operations, stacked = 0, {}
     for i in steps:
-        own = [x[i] for x in inputs[whole:]]
-        results, new = _run(body.jaxpr, body.consts, [*fixed, *carry, *own])
+        elements = [x[i] for x in inputs[whole:]]
+        results, new = _run(body.jaxpr, body.consts, [*fixed, *carry, *elements])
         carry, stacked[i] = results[:carries], results[carries:]
         operations += new
     rows = zip(*(stacked[i] for i in range(length)), strict=True)
