@@ -35,18 +35,10 @@ def main(values: flags.FlagValues) -> int:
     settings = cli.read_config(values, config.Config)
     path = cli.workdir(values, example="runs/tiny_lm")
     with cli.usage_errors():
-        model, corpus = experiment.prepare(
-            settings, path, tensorboard=values.tensorboard
+        run = experiment.prepare(
+            settings, path, profile=values.profile, tensorboard=values.tensorboard
         )
-    causal = experiment.run(
-        model,
-        corpus,
-        settings,
-        path,
-        profile=values.profile,
-        tensorboard=values.tensorboard,
-    )
-    return 0 if causal else 1
+    return 0 if experiment.execute(run) else 1
 
 
 if __name__ == "__main__":
