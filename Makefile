@@ -17,7 +17,7 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses=2 --dist=loadfile
+	$(BIN)/pytest --numprocesses=2 --dist=worksteal
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants
