@@ -92,8 +92,8 @@ def _taps(
     x: Float[Array, "B T E"],
     width: int,
     token_mask: Bool[ArrayLike, "B T"] | None,
-    state: Float[ArrayLike, "B W-1 E"] | None,
-) -> tuple[Float[Array, "B W-1 E"], list[Float[Array, "B T E"]]]:
+    state: Float[ArrayLike, "B {width}-1 E"] | None,
+) -> tuple[Float[Array, "B {width}-1 E"], list[Float[Array, "B T E"]]]:
     """The last W - 1 tokens; and for each token those W - 1, …, 1, 0 before it."""
     if x.ndim != 3:
         raise ValueError(f"x must be [B T E], got {list(x.shape)}")
@@ -107,15 +107,15 @@ def _taps(
 
 
 def _taps_of_all(
-    x: Float[Array, "T E"], state: Float[Array, "W-1 E"]
-) -> tuple[Float[Array, "W-1 E"], list[Float[Array, "T E"]]]:
+    x: Float[Array, "T E"], state: Float[Array, "M E"]
+) -> tuple[Float[Array, "M E"], list[Float[Array, "T E"]]]:
     line = jnp.concatenate([state, x])
     return line[len(x) :], [line[i : i + len(x)] for i in range(len(state) + 1)]
 
 
 def _taps_of_real(
-    x: Float[Array, "T E"], state: Float[Array, "W-1 E"], real: Bool[Array, "T"]
-) -> tuple[Float[Array, "W-1 E"], list[Float[Array, "T E"]]]:
+    x: Float[Array, "T E"], state: Float[Array, "M E"], real: Bool[Array, "T"]
+) -> tuple[Float[Array, "M E"], list[Float[Array, "T E"]]]:
     count = jnp.cumsum(real)
     # Real tokens line up after the state; padding goes past the end, and is dropped.
     place = jnp.where(real, len(state) + count - 1, len(state) + len(x))

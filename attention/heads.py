@@ -48,7 +48,7 @@ def group_size(num_heads: int, kv_heads: int) -> int:
     return num_heads // kv_heads
 
 
-def split(x: Shaped[Array, "*B T E"], num_heads: int) -> Shaped[Array, "*B T N H"]:
+def split(x: Shaped[Array, "*B E"], num_heads: int) -> Shaped[Array, "*B N H"]:
     """Splits the width of each position into heads: E = N · H.
 
     Args:

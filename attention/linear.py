@@ -33,7 +33,7 @@ State = linear_sums.Sums
 LogState = linear_sums.LogSums
 
 
-def elu_plus_one(x: Float[Array, "... H"]) -> Float[Array, "... H"]:
+def elu_plus_one(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """φ(x) = elu(x) + 1: x + 1 above zero, exp(x) below. Positive, with M = H."""
     # Not elu(x) + 1, which is (exp(x) - 1) + 1 below zero: 0 from -17 on.
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0, x)))

@@ -16,7 +16,7 @@ only, so that one large key of the future would wipe out what came before it.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -48,12 +48,12 @@ class Sums(NamedTuple):
     total: Float[Array, "M"]  # Σⱼ φ(kⱼ)
 
     @classmethod
-    def empty(cls, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> Self:
+    def empty(cls, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "Sums":
         """The sums over none of these keys."""
         # Sums of no term, not zeros: under `jax.shard_map` they vary as the arrays do.
         return cls(key[:0].T @ value[:0], jnp.sum(key[:0], axis=0))
 
-    def add(self, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> Self:
+    def add(self, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "Sums":
         """The sums over these keys, too."""
         return self._replace(
             values=self.values + key.T @ value, total=self.total + jnp.sum(key, axis=0)
@@ -86,12 +86,12 @@ class LogSums(NamedTuple):
     peak: Float[Array, "M"]  # maxⱼ log φ(kⱼ), -inf before the first key
 
     @classmethod
-    def empty(cls, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> Self:
+    def empty(cls, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "LogSums":
         """The sums over none of these keys."""
         sums = Sums.empty(key, value)
         return cls(*sums, peak=sums.total - jnp.inf)
 
-    def add(self, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> Self:
+    def add(self, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "LogSums":
         """The sums over these keys, too."""
         # Any peak gives the same outputs: derivatives may take it for a constant.
         peak = jnp.maximum(self.peak, jnp.max(key, axis=0, initial=-jnp.inf))

@@ -48,7 +48,7 @@ def sinusoidal(
 @jax.named_scope("rotary_positions")
 def rotary(
     x: Float[ArrayLike, "*B T N H"],
-    positions: Int[ArrayLike, "T"] | Int[ArrayLike, "*B T"],
+    positions: Int[ArrayLike, "*#B T"],
     *,
     base: float = 10000.0,
     layout: str = "half",
@@ -120,7 +120,7 @@ def _angles(
     *,
     dtype: DTypeLike,
     scaling: float = 1.0,
-) -> Float[Array, "... E/2"]:
+) -> Float[Array, "... M"]:
     if width < 2 or width % 2:
         raise ValueError(f"the width must be even and at least 2, got {width}")
     positions = _int32(positions, name="positions")

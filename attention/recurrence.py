@@ -135,10 +135,10 @@ def segment_sums(log_decay: Float[Array, "T *E"]) -> Float[Array, "T T *E"]:
 def in_chunks(
     f: Callable[[Any, Any], tuple[Any, Array]],
     state: Any,
-    tokens: tuple[Shaped[Array, "T *E"], ...],
+    tokens: tuple[Shaped[Array, "T ..."], ...],
     *,
     size: int,
-) -> tuple[Any, Shaped[Array, "T *E"]]:
+) -> tuple[Any, Shaped[Array, "T ..."]]:
     """Runs `f(state, tokens) -> (state, outputs)` over chunks of tokens.
 
     For derivatives the states between chunks are kept, not what is inside them.
@@ -156,7 +156,7 @@ def in_chunks(
     length = len(tokens[0])
     size = min(size, length)
 
-    def chunks(x: Shaped[Array, "T *E"]) -> Shaped[Array, "T/size size *E"]:
+    def chunks(x: Shaped[Array, "T *E"]) -> Shaped[Array, "I size *E"]:
         x = jnp.pad(x, [(0, -length % size), *[(0, 0)] * (x.ndim - 1)])
         return x.reshape(-1, size, *x.shape[1:])
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from attention import checks, numerics, recurrence
@@ -40,7 +40,7 @@ Form = Callable[[Array, Array, Array, Array, Array, State], tuple[State, Array]]
 CHUNK = 64  # tokens
 
 
-def empty(*shape: int, dtype: jnp.dtype) -> State:
+def empty(*shape: int, dtype: DTypeLike) -> State:
     """The state before the first token; shape: [*B E]."""
     zeros = jnp.zeros(shape, dtype)
     return State(zeros, zeros, jnp.full(shape, -jnp.inf, dtype))
@@ -51,7 +51,7 @@ def step(
     key: Float[Array, "*B E"],
     value: Float[Array, "*B E"],
     log_decay: Float[Array, "*B E"],
-    bonus: Float[Array, "*B E"],
+    bonus: Float[Array, "*#B E"],
 ) -> tuple[State, Float[Array, "*B E"]]:
     """One token.
 

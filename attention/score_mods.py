@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int
 
 ScoreMod = jax.tree_util.Partial
 # Absolute positions of queries or keys; None: their indices.
-Positions = Int[ArrayLike, "L"] | Int[ArrayLike, "B L"] | None
+Positions = Int[ArrayLike, "..."] | None
 Index = Int[ArrayLike, "..."]
 Score = Float[Array, "..."]
 

@@ -24,7 +24,7 @@ ScoreMod = Callable[..., Array]
 
 def masked_softmax(
     scores: Float[Array, "*A S"],
-    mask: Bool[Array, "*A S"] | None = None,
+    mask: Bool[Array, "*#A #S"] | None = None,
     *,
     sink: Float[Array, ""] | None = None,
 ) -> Float[Array, "*A S"]:
@@ -48,7 +48,7 @@ def masked_softmax(
 @jax.named_scope("masked_softmax")
 def masked_softmax_and_log_normalizer(
     scores: Float[Array, "*A S"],
-    mask: Bool[Array, "*A S"] | None = None,
+    mask: Bool[Array, "*#A #S"] | None = None,
     *,
     sink: Float[Array, ""] | None = None,
 ) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
@@ -107,7 +107,7 @@ def _normalize_jvp(primals: Any, tangents: Any) -> Any:
 def scores(
     query: Float[Array, "T H"],
     key: Float[Array, "S H"],
-    bias: Float[Array, "T|1 S|1"] | None = None,
+    bias: Float[Array, "#T #S"] | None = None,
     *,
     scale: float | Float[Array, ""],
     softcap: float | None = None,
@@ -143,7 +143,7 @@ def scores(
 @jax.named_scope("modified_scores")
 def modified(
     products: Float[Array, "T S"],
-    bias: Float[Array, "T|1 S|1"] | None = None,
+    bias: Float[Array, "#T #S"] | None = None,
     *,
     softcap: float | None = None,
     score_mod: ScoreMod | None = None,

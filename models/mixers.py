@@ -87,7 +87,7 @@ class SelfAttention(nn.Module):
         *,
         deterministic: bool,
         token_mask: Bool[Array, "B T"] | None = None,
-        token_positions: Int[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | Int[Array, "T"] | None = None,
         sow_weights: bool = False,
     ) -> Float[Array, "B T E"]:
         """Attends to what the mask shows of the tokens that are no padding."""
@@ -114,7 +114,7 @@ class Zero(nn.Module):
         *,
         deterministic: bool,
         token_mask: Bool[Array, "B T"] | None = None,
-        token_positions: Int[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | Int[Array, "T"] | None = None,
         sow_weights: bool = False,
     ) -> Float[Array, "B T E"]:
         """Zeros."""

@@ -80,17 +80,17 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         inputs_q: Float[Array, "*B T E"],
-        inputs_k: Float[Array, "*B S E"] | None = None,
-        inputs_v: Float[Array, "*B S E"] | None = None,
+        inputs_k: Float[Array, "*B S E_k"] | None = None,
+        inputs_v: Float[Array, "*B S E_v"] | None = None,
         *,
-        inputs_kv: Float[Array, "*B S E"] | None = None,
+        inputs_kv: Float[Array, "*B S E_k"] | None = None,
         mask: masks.Mask | Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         sow_weights: bool = False,
-        query_positions: Int[Array, "*B T"] | None = None,
-        key_positions: Int[Array, "*B S"] | None = None,
-    ) -> Float[Array, "*B T E"]:
+        query_positions: Int[Array, "*#B T"] | None = None,
+        key_positions: Int[Array, "*#B S"] | None = None,
+    ) -> Float[Array, "*B T E_out"]:
         """Attends from `inputs_q` to `inputs_k`, and sums `inputs_v`.
 
         Args:
@@ -231,8 +231,8 @@ def _with_positions(
     encoding: str,
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
-    query_positions: Int[Array, "*B T"] | None,
-    key_positions: Int[Array, "*B S"] | None,
+    query_positions: Int[Array, "*#B T"] | None,
+    key_positions: Int[Array, "*#B S"] | None,
 ) -> tuple[Array, Array, softmax.ScoreMod | None]:
     """Tells queries and keys, or their scores, where they stand."""
     known = (*positional.IN_ATTENTION, "none")

@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
       state: s₀.
     """
 
-    annotations: Float[Array, "B S 2*M"]
+    annotations: Float[Array, "B S C"]
     keys: Float[Array, "B S H"]
     mask: Bool[Array, "B S"] | None
     state: Float[Array, "B M"]
@@ -85,12 +85,12 @@ class RNNsearch(nn.Module):
     def __call__(
         self,
         source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
+        target: Int[Array, "B T_out"],
         *,
         source_mask: Bool[Array, "B S"] | None = None,
-        target_mask: Bool[Array, "B T"] | None = None,
+        target_mask: Bool[Array, "B T_out"] | None = None,
         sow_weights: bool = False,
-    ) -> Float[Array, "B T V"]:
+    ) -> Float[Array, "B T_out V"]:
         """Scores the next token of the target at every position, told all before it.
 
         Args:
@@ -131,12 +131,12 @@ class RNNsearch(nn.Module):
     def decode(
         self,
         encoded: Encoded,
-        target: Int[Array, "B T"],
+        target: Int[Array, "B T_out"],
         state: Float[Array, "B M"] | None = None,
         *,
-        target_mask: Bool[Array, "B T"] | None = None,
+        target_mask: Bool[Array, "B T_out"] | None = None,
         sow_weights: bool = False,
-    ) -> tuple[Float[Array, "B T V"], Float[Array, "B M"]]:
+    ) -> tuple[Float[Array, "B T_out V"], Float[Array, "B M"]]:
         """Writes any number of tokens.
 
         Args:

@@ -56,7 +56,7 @@ class Block(nn.Module):
         x: Float[Array, "B T E"],
         *,
         token_mask: Bool[Array, "B T"] | None,
-        token_positions: Int[Array, "B T"] | None,
+        token_positions: Int[Array, "B T"] | Int[Array, "T"] | None,
         deterministic: bool,
         sow_weights: bool,
     ) -> Float[Array, "B T E"]:
@@ -149,7 +149,7 @@ class CausalLM(nn.Module):
     def embed(
         self,
         tokens: Int[Array, "B T"],
-        token_positions: Int[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | Int[Array, "T"] | None = None,
     ) -> Float[Array, "B T E"]:
         """The vectors of the tokens, with those of their positions added if any are."""
         config = self.config
@@ -166,7 +166,7 @@ class CausalLM(nn.Module):
         *,
         deterministic: bool,
         token_mask: Bool[Array, "B T"] | None = None,
-        token_positions: Int[Array, "B T"] | None = None,
+        token_positions: Int[Array, "B T"] | Int[Array, "T"] | None = None,
         sow_weights: bool = False,
     ) -> Float[Array, "B T V"]:
         """The model after `embed`; arguments as at the call."""

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import checks, masks, softmax
 from attention.masks import algebra
+
+# Distances to the left and to the right, or one for both.
+WindowSize = SupportsIndex | tuple[SupportsIndex, SupportsIndex]
 
 
 @jax.tree_util.register_dataclass
@@ -66,7 +70,7 @@ def bind(
     is_causal: bool,
     query_seq_lengths: Array | None,
     key_value_seq_lengths: Array | None,
-    local_window_size: int | tuple[int, int] | None,
+    local_window_size: WindowSize | None,
     score_mod: softmax.ScoreMod | None,
     softcap: float | None,
     sinks: Array | None,
@@ -157,7 +161,7 @@ def _floating(x: Array, *, name: str) -> Float[Array, "..."]:
     return x
 
 
-def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def _window(size: WindowSize | None) -> tuple[int, int] | None:
     """(left, right) inclusive distances; one number is both of them."""
     if size is None:
         return None

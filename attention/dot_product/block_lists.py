@@ -6,7 +6,7 @@ the program; others are sorted inside of it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 Carry = TypeVar("Carry")
+# NumPy arrays are constants of the program.
+Known = Array | np.ndarray
 
 
 class BlockLists(NamedTuple):
@@ -24,10 +26,10 @@ class BlockLists(NamedTuple):
       counts: int32 [... I], how many of them; None: all C, in every row.
     """
 
-    columns: Int[Array, "*A C"]
-    counts: Int[Array, "*A"] | None
+    columns: Int[Known, "*A C"]
+    counts: Int[Known, "*A"] | None
 
-    def fold(self, step: Callable[[Array, Carry], Carry], carry: Carry) -> Carry:
+    def fold(self, step: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         """Applies carry ← step(j, carry) to every j that one row visits, in order."""
         length = self.columns.shape[-1]
         if length == 0:
@@ -42,12 +44,13 @@ class BlockLists(NamedTuple):
         )
 
 
-def from_grid(grid: Bool[Array, "*A I J"]) -> BlockLists:
+def from_grid(grid: Bool[Known, "*A I J"]) -> BlockLists:
     """Lists the true columns of each row of a grid."""
-    if not isinstance(grid, np.ndarray):
-        columns = jnp.argsort(~grid, axis=-1, stable=True).astype(jnp.int32)
-        return BlockLists(columns, jnp.sum(grid, axis=-1, dtype=jnp.int32))
-    counts = np.sum(grid, axis=-1, dtype=np.int32)
-    longest = int(np.max(counts, initial=0))
-    columns = np.argsort(~grid, axis=-1, stable=True)[..., :longest].astype(np.int32)
-    return BlockLists(columns, None if np.all(counts == longest) else counts)
+    if isinstance(grid, np.ndarray):
+        counts: Any = np.sum(grid, axis=-1, dtype=np.int32)
+        longest = int(np.max(counts, initial=0))
+        first = np.argsort(~grid, axis=-1, stable=True)[..., :longest]
+        same = np.all(counts == longest)
+        return BlockLists(first.astype(np.int32), None if same else counts)
+    columns = jnp.argsort(~grid, axis=-1, stable=True).astype(jnp.int32)
+    return BlockLists(columns, jnp.sum(grid, axis=-1, dtype=jnp.int32))

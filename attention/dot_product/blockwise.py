@@ -287,12 +287,12 @@ class _Tile(NamedTuple):
 
 
 # Whatever a loop reads transposed is transposed outside of it, once.
-def _rows(x: Float[Array, "L W"], size: int) -> Float[Array, "L/size size W"]:
+def _rows(x: Float[Array, "L W"], size: int) -> Float[Array, "I {size} W"]:
     """Blocks of rows."""
     return x.reshape(-1, size, x.shape[1])
 
 
-def _columns(x: Float[Array, "L W"], size: int) -> Float[Array, "W L/size size"]:
+def _columns(x: Float[Array, "L W"], size: int) -> Float[Array, "W I {size}"]:
     """Blocks of columns of the transpose."""
     return x.T.reshape(x.shape[1], -1, size)
 

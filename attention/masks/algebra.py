@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Integer
 
 from attention.masks import block_maps
 
@@ -25,17 +25,20 @@ def static() -> Any:
     return dataclasses.field(metadata={"static": True})
 
 
-Visible = Bool[Array, "B|1 N|1 T|1 S|1"]
-Valid = Bool[Array, "B|1 L"] | None
+Visible = Bool[Array, "#B #N #T #S"]
+Valid = Bool[Array, "#B L"] | None
 Predicate = Callable[..., Any]
+# A NumPy number is static: a block map that is made of it is a constant of the program.
+Offset = Int[Array, ""] | np.int32
+Lengths = Int[Array, ""] | Int[Array, "B"] | np.int32
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
     """Where a mask is evaluated; four dimensions each, to broadcast."""
 
-    query: Int[Array, "B|1 1 T 1"]
-    key: Int[Array, "B|1 1 1 S"]
+    query: Int[Array, "#B 1 T 1"]
+    key: Int[Array, "#B 1 1 S"]
     batch: Int[Array, "B"] | None
     head: Int[Array, "N"] | None
     # The places count 0, 1, 2 ... in every dimension: data can be used as it stands.
@@ -43,7 +46,7 @@ class Places:
     # The number of keys of the whole sequence, of which these may be a part.
     length: int | None
 
-    def spread(self, visible: Visible) -> Bool[Array, "B|1 N|1 T S"]:
+    def spread(self, visible: Visible) -> Bool[Array, "#B #N T S"]:
         """Broadcasts over all queries and keys."""
         full = (self.query.shape[2], self.key.shape[3])
         return jnp.broadcast_to(visible, (*visible.shape[:2], *full))
@@ -67,13 +70,13 @@ class Mask:
 
     def at(
         self,
-        query_positions: Int[ArrayLike, "T"] | Int[ArrayLike, "B T"],
-        key_positions: Int[ArrayLike, "S"] | Int[ArrayLike, "B S"],
+        query_positions: Integer[ArrayLike, "T"] | Integer[ArrayLike, "B T"],
+        key_positions: Integer[ArrayLike, "S"] | Integer[ArrayLike, "B S"],
         *,
         batch: Int[Array, "B"] | None = None,
         head: Int[Array, "N"] | None = None,
         length: int | None = None,
-    ) -> Bool[Array, "B|1 N|1 T S"]:
+    ) -> Bool[Array, "#B #N T S"]:
         """Evaluates the mask at the given positions, in any order.
 
         Args:
@@ -167,11 +170,11 @@ class Mask:
         spans = block_maps.Spans.cut(T, S, query_block=query_block, key_block=key_block)
         return spans.spread(self._blocks(spans))
 
-    def valid_keys(self, S: int) -> Bool[Array, "B|1 S"] | None:
+    def valid_keys(self, S: int) -> Bool[Array, "#B S"] | None:
         """False for keys that nobody sees, where that is known of them."""
         return self._valid(S, of_queries=False)
 
-    def valid_queries(self, T: int) -> Bool[Array, "B|1 T"] | None:
+    def valid_queries(self, T: int) -> Bool[Array, "#B T"] | None:
         """False for queries that see nothing, where that is known of them."""
         return self._valid(T, of_queries=True)
 
@@ -252,10 +255,9 @@ class Not(Mask):
         return ~self.mask._blocks(spans)
 
 
-def integers(x: Any, *, ranks: tuple[int, ...], name: str) -> Array:
+def integers(x: Any, *, ranks: tuple[int, ...], name: str) -> Integer[Array, "..."]:
     """The argument as an array of integers, or an error that names it."""
-    # A Python number would be weakly typed; a NumPy one is hashable, too.
-    x = np.int32(x) if isinstance(x, int) else jnp.asarray(x)
+    x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{name} must be integers, got {x.dtype}")
     if x.ndim not in ranks:
@@ -266,7 +268,7 @@ def integers(x: Any, *, ranks: tuple[int, ...], name: str) -> Array:
     return x
 
 
-def _positions(name: str, positions: Any) -> Int[Array, "B|1 L"]:
+def _positions(name: str, positions: Any) -> Int[Array, "#B L"]:
     positions = integers(positions, ranks=(1, 2), name=name).astype(jnp.int32)
     return jnp.atleast_2d(positions)
 

@@ -31,8 +31,8 @@ Known = Array | np.ndarray
 class Blocks(NamedTuple):
     """The map of a mask's blocks: NumPy arrays if it is known while tracing."""
 
-    some: Bool[Known, "B|1 N|1 I|1 J|1"]
-    every: Bool[Known, "B|1 N|1 I|1 J|1"]
+    some: Bool[Known, "#B #N #I #J"]
+    every: Bool[Known, "#B #N #I #J"]
 
     def __and__(self, other: "Blocks") -> "Blocks":
         return Blocks(self.some & other.some, self.every & other.every)

@@ -27,10 +27,12 @@ al. 2020, arXiv:2007.14062.
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Bool, Integer
 
 from attention.masks import algebra, block_maps, leaves, sparse
 
@@ -39,7 +41,7 @@ Blocks = block_maps.Blocks
 Predicate = algebra.Predicate
 
 
-def causal(offset: Int[ArrayLike, ""] = 0) -> Mask:
+def causal(offset: Integer[ArrayLike, ""] = 0) -> Mask:
     """Keys at or before the query: j ≤ i + offset; offset 0 aligns top-left.
 
     Args:
@@ -48,7 +50,9 @@ def causal(offset: Int[ArrayLike, ""] = 0) -> Mask:
     return leaves.Causal(offset=_offset(offset))
 
 
-def window(left: int | None, right: int | None, offset: Int[ArrayLike, ""] = 0) -> Mask:
+def window(
+    left: int | None, right: int | None, offset: Integer[ArrayLike, ""] = 0
+) -> Mask:
     """Keys at most `left` before and `right` after the query, both inclusive.
 
     Args:
@@ -64,7 +68,7 @@ def window(left: int | None, right: int | None, offset: Int[ArrayLike, ""] = 0) 
     return leaves.Window(left, right, offset=_offset(offset))
 
 
-def sliding_window(size: int, offset: Int[ArrayLike, ""] = 0) -> Mask:
+def sliding_window(size: int, offset: Integer[ArrayLike, ""] = 0) -> Mask:
     """The last `size` keys up to the query, counting its own position: causal.
 
     Raises:
@@ -74,7 +78,8 @@ def sliding_window(size: int, offset: Int[ArrayLike, ""] = 0) -> Mask:
 
 
 def prefix(
-    length: Int[ArrayLike, ""] | Int[ArrayLike, "B"], offset: Int[ArrayLike, ""] = 0
+    length: Integer[ArrayLike, ""] | Integer[ArrayLike, "B"],
+    offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
     """Prefix-LM: everybody sees the first `length` keys; behind them causal.
 
@@ -88,7 +93,7 @@ def prefix(
     return leaves.Prefix(_row_lengths(length, name="length"), offset=_offset(offset))
 
 
-def chunked(size: int, offset: Int[ArrayLike, ""] = 0) -> Mask:
+def chunked(size: int, offset: Integer[ArrayLike, ""] = 0) -> Mask:
     """Queries and keys of the same chunk of `size` positions, in both directions.
 
     Raises:
@@ -98,9 +103,9 @@ def chunked(size: int, offset: Int[ArrayLike, ""] = 0) -> Mask:
 
 
 def segments(
-    query_ids: Int[ArrayLike, "T"] | Int[ArrayLike, "B T"],
-    key_ids: Int[ArrayLike, "S"] | Int[ArrayLike, "B S"] | None = None,
-    offset: Int[ArrayLike, ""] = 0,
+    query_ids: Integer[ArrayLike, "T"] | Integer[ArrayLike, "B T"],
+    key_ids: Integer[ArrayLike, "S"] | Integer[ArrayLike, "B S"] | None = None,
+    offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
     """Queries and keys of equal ids: documents packed into one row.
 
@@ -120,9 +125,9 @@ def segments(
 
 
 def lengths(
-    key_lengths: Int[ArrayLike, ""] | Int[ArrayLike, "B"] | None,
-    query_lengths: Int[ArrayLike, ""] | Int[ArrayLike, "B"] | None = None,
-    offset: Int[ArrayLike, ""] = 0,
+    key_lengths: Integer[ArrayLike, ""] | Integer[ArrayLike, "B"] | None,
+    query_lengths: Integer[ArrayLike, ""] | Integer[ArrayLike, "B"] | None = None,
+    offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
     """The first keys and queries of each row; the rest is padding.
 
@@ -142,7 +147,7 @@ def lengths(
     return leaves.Lengths(key_lengths, query_lengths, offset=_offset(offset))
 
 
-def dense(array: Bool[ArrayLike, "..."], offset: Int[ArrayLike, ""] = 0) -> Mask:
+def dense(array: Bool[ArrayLike, "..."], offset: Integer[ArrayLike, ""] = 0) -> Mask:
     """A given boolean array, indexed by absolute positions; nothing outside of it.
 
     Args:
@@ -165,7 +170,7 @@ def longformer(
     global_positions: Iterable[int],
     *,
     causal: bool = False,
-    offset: Int[ArrayLike, ""] = 0,
+    offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
     """A window around each query, and positions that see all and are seen by all.
 
@@ -199,7 +204,7 @@ def bigbird(
     *,
     causal: bool = False,
     length: int | None = None,
-    offset: Int[ArrayLike, ""] = 0,
+    offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
     """Blocks of a window, global blocks, and for each query block others at random.
 
@@ -242,7 +247,7 @@ def bigbird(
     return mask & leaves.Causal(offset=mask.offset) if causal else mask
 
 
-def where(predicate: Predicate, offset: Int[ArrayLike, ""] = 0) -> Mask:
+def where(predicate: Predicate, offset: Integer[ArrayLike, ""] = 0) -> Mask:
     """Any relation of positions, batch row and head.
 
     Args:
@@ -255,15 +260,16 @@ def where(predicate: Predicate, offset: Int[ArrayLike, ""] = 0) -> Mask:
     return leaves.Where(predicate, offset=_offset(offset))
 
 
-def _offset(offset: ArrayLike) -> Array | None:
-    if isinstance(offset, int) and offset == 0:
-        return None
+def _offset(offset: Integer[ArrayLike, ""]) -> algebra.Offset | None:
+    if isinstance(offset, int):
+        return np.int32(offset) if offset else None
     return algebra.integers(offset, ranks=(0,), name="offset").astype(jnp.int32)
 
 
-def _row_lengths(lengths: ArrayLike, *, name: str) -> Array:
+def _row_lengths(lengths: Any, *, name: str) -> algebra.Lengths:
     if isinstance(lengths, int):
         _at_least(0, lengths, name=name)
+        return np.int32(lengths)
     return algebra.integers(lengths, ranks=(0, 1), name=name).astype(jnp.int32)
 
 

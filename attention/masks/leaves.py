@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Integer
 
 from attention.masks import algebra, block_maps
 
@@ -18,7 +18,7 @@ from attention.masks import algebra, block_maps
 class Leaf(algebra.Mask):
     """A mask that is no composition: the one place where offsets are handled."""
 
-    offset: Int[Array, ""] | None = dataclasses.field(kw_only=True)
+    offset: algebra.Offset | None = dataclasses.field(kw_only=True)
 
     def _visible(self, places: algebra.Places) -> algebra.Visible:
         query = places.query
@@ -27,7 +27,7 @@ class Leaf(algebra.Mask):
         return self._sees(query, places)
 
     def _sees(
-        self, query: Int[Array, "B|1 1 T 1"], places: algebra.Places
+        self, query: Int[Array, "#B 1 T 1"], places: algebra.Places
     ) -> algebra.Visible:
         """Evaluates at the absolute positions of the queries."""
         raise NotImplementedError
@@ -91,7 +91,7 @@ class Window(Leaf):
 class Prefix(Leaf):
     """See `prefix`."""
 
-    length: Int[Array, ""] | Int[Array, "B"]
+    length: algebra.Lengths
 
     def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
         return (places.key <= query) | (places.key < _per_row(self.length, places))
@@ -127,8 +127,8 @@ class Chunked(Leaf):
 class Segments(Leaf):
     """See `segments`."""
 
-    query_ids: Int[Array, "T"] | Int[Array, "B T"]
-    key_ids: Int[Array, "S"] | Int[Array, "B S"] | None
+    query_ids: Integer[Array, "T"] | Integer[Array, "B T"]
+    key_ids: Integer[Array, "S"] | Integer[Array, "B S"] | None
 
     def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
         query_ids, key_ids = map(places.rows, self._ids())
@@ -143,7 +143,7 @@ class Segments(Leaf):
         keys, keys_lie = _extremes(key_ids, key, spans.sizes[1], axis=3)
         return block_maps.equal(queries, keys) & queries_lie & keys_lie
 
-    def _ids(self) -> tuple[Int[Array, "B|1 1 T 1"], Int[Array, "B|1 1 1 S"]]:
+    def _ids(self) -> tuple[Integer[Array, "#B 1 T 1"], Integer[Array, "#B 1 1 S"]]:
         query_ids = jnp.atleast_2d(self.query_ids)
         key_ids = query_ids if self.key_ids is None else jnp.atleast_2d(self.key_ids)
         return query_ids[:, None, :, None], key_ids[:, None, None, :]
@@ -154,8 +154,8 @@ class Segments(Leaf):
 class Lengths(Leaf):
     """See `lengths`."""
 
-    key_lengths: Int[Array, ""] | Int[Array, "B"] | None
-    query_lengths: Int[Array, ""] | Int[Array, "B"] | None
+    key_lengths: algebra.Lengths | None
+    query_lengths: algebra.Lengths | None
 
     def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
         visible = jnp.ones((1, 1, 1, 1), bool)
@@ -170,12 +170,12 @@ class Lengths(Leaf):
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         blocks = block_maps.FULL
-        for first, last, length in (
+        for first, last, lengths in (
             (spans.key_first, spans.key_last, self.key_lengths),
             (spans.query_first, spans.query_last, self.query_lengths),
         ):
-            if length is not None:
-                length = length.reshape(-1, 1, 1, 1)
+            if lengths is not None:
+                length = lengths.reshape(-1, 1, 1, 1)
                 blocks &= block_maps.Blocks(
                     some=(first < length) & (last >= 0) & (length > 0),
                     every=(last < length) & (first >= 0),
@@ -268,8 +268,10 @@ class Where(Leaf):
         return block_maps.PARTIAL
 
 
-def _per_row(lengths: Array, places: algebra.Places) -> Int[Array, "B|1 1 1 1"]:
-    return places.rows(jnp.reshape(lengths, (-1, 1, 1, 1)))
+def _per_row(
+    lengths: algebra.Lengths, places: algebra.Places
+) -> Int[Array, "#B 1 1 1"]:
+    return places.rows(jnp.asarray(lengths).reshape(-1, 1, 1, 1))
 
 
 def _lookup(data: Array, positions: Array, *, axis: int) -> tuple[Array, Array]:
@@ -282,8 +284,8 @@ def _lookup(data: Array, positions: Array, *, axis: int) -> tuple[Array, Array]:
 
 
 def _extremes(
-    ids: Int[Array, "B|1 1 T|1 S|1"],
-    positions: Int[block_maps.Known, "1 1 T|1 S|1"],
+    ids: Integer[Array, "#B 1 #T #S"],
+    positions: Int[block_maps.Known, "1 1 I J"],
     block: int,
     *,
     axis: int,

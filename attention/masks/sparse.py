@@ -48,7 +48,7 @@ class Globals(leaves.Leaf):
             | (keys > spans.key_last - spans.key_first),
         )
 
-    def _within(self, first: Known, last: Known) -> Int[Known, "1 1 I|1 J|1"]:
+    def _within(self, first: Known, last: Known) -> Int[Known, "1 1 #I #J"]:
         """How many of the positions each span has."""
         positions = np.array(self.positions, np.int32)[None, None, None, None, :]
         inside = (first[..., None] <= positions) & (positions <= last[..., None])
@@ -92,9 +92,9 @@ class BigBird(leaves.Leaf):
 
     def _sees_keys(
         self,
-        query: Int[Known, "B|1 1 I 1"],
-        first: Int[Known, "B|1 1 1 J"],
-        last: Int[Known, "B|1 1 1 J"],
+        query: Int[Known, "#B 1 I 1"],
+        first: Int[Known, "#B 1 1 J"],
+        last: Int[Known, "#B 1 1 J"],
         length: int | None,
     ) -> block_maps.Blocks:
         """Does a query block see some, or every one, of the key blocks first … last?"""
@@ -112,14 +112,14 @@ class BigBird(leaves.Leaf):
             some=is_global | (seen > 0), every=is_global | (seen >= stop - first)
         )
 
-    def _window(self, query: Int[Known, "B|1 1 I 1"]) -> tuple[Known, Known]:
+    def _window(self, query: Int[Known, "#B 1 I 1"]) -> tuple[Known, Known]:
         """The first block of the window, and the first one behind it."""
         if self.causal:
             return query - (self.window - 1), query + 1
         return query - self.window // 2, query + (self.window // 2 + 1)
 
     def _picks(
-        self, query: Int[Known, "B|1 1 I 1"], length: int | None
+        self, query: Int[Known, "#B 1 I 1"], length: int | None
     ) -> Iterator[tuple[Known, Known]]:
         """The random blocks one after another, and whether there is one to take."""
         if not self.random:

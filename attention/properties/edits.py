@@ -5,7 +5,7 @@ future in few calls; edits of one row at a time show what rows see of one anothe
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -49,7 +49,7 @@ def ordinary_replacements(subject: subjects.Subject, count: int) -> Replacements
     if vocab_size is None:
         return lambda rng, x: scale(x) * rng.standard_normal((count, *x.shape))
 
-    def other_ids(rng: np.random.Generator, token: np.ndarray) -> np.ndarray:
+    def other_ids(rng: np.random.Generator, token: Any) -> np.ndarray:
         turn = (rng.integers(vocab_size - 1) + np.arange(count)) % (vocab_size - 1)
         return (token + 1 + turn) % vocab_size
 

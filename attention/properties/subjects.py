@@ -118,9 +118,7 @@ def input_rows(subject: Subject, count: int) -> Shaped[np.ndarray, "B T ..."]:
     return subject.rows[np.arange(count) % len(subject.rows)]
 
 
-def first_accepted(
-    subject: Subject, batches: Sequence[Shaped[np.ndarray, "B T ..."]]
-) -> Shaped[np.ndarray, "B T ..."]:
+def first_accepted(subject: Subject, batches: Sequence[np.ndarray]) -> np.ndarray:
     """The first batch that the function accepts, or the last: its size may be fixed."""
     for inputs in batches[:-1]:
         with contextlib.suppress(calls.Refused):

@@ -140,8 +140,8 @@ _BLOCK_LISTS = (
         "only the first block is visited",
     ),
     (
-        "BlockLists(columns, None if np.all(counts == longest) else counts)",
-        "BlockLists(columns, None)",
+        "None if same else counts)",
+        "None)",
         "every row visits as many blocks as the longest",
     ),
     (

@@ -14,9 +14,14 @@ _MASKS = (
         "the offset of causal is dropped",
     ),
     (
-        "if isinstance(offset, int) and offset == 0:",
-        "if isinstance(offset, int):",
+        "return np.int32(offset) if offset else None",
+        "return None",
         "offsets that are Python numbers are dropped",
+    ),
+    (
+        "return np.int32(offset) if offset else None",
+        "return jnp.int32(offset) if offset else None",
+        "masks with an offset cannot be hashed",
     ),
     (
         'ranks=(0,), name="offset").astype(jnp.int32)',
@@ -74,11 +79,6 @@ _ALGEBRA = (
         "padding of one side is cleared, though the other shows it",
     ),
     ("return ~self.mask._visible", "return self.mask._visible", "~ does nothing"),
-    (
-        "x = np.int32(x) if isinstance(x, int) else jnp.asarray(x)",
-        "x = jnp.asarray(x)",
-        "masks with an offset cannot be hashed",
-    ),
 )
 
 _LEAVES = (
@@ -138,8 +138,8 @@ _LEAVES = (
         "a dense array of too few keys is let through",
     ),
     (
-        "jnp.reshape(lengths, (-1, 1, 1, 1))",
-        "jnp.reshape(lengths, (1, -1, 1, 1))",
+        "jnp.asarray(lengths).reshape(-1, 1, 1, 1)",
+        "jnp.asarray(lengths).reshape(1, -1, 1, 1)",
         "lengths of rows go to heads",
     ),
     (

@@ -72,7 +72,7 @@ class Case(NamedTuple):
     sizes: tuple[int, int, int, int, int]
     static: Mapping[str, Any]
     arrays: Mapping[str, Any]
-    visible: Bool[np.ndarray, "B|1 N|1 T|1 S"]
+    visible: Bool[np.ndarray, "#B #N #T S"]
 
     def inputs(self, dtype: str) -> list[Array]:
         """Draws query, key, value and the output's cotangent: normal random numbers."""
@@ -119,7 +119,7 @@ CASES = tuple(cases(8, 8))
 
 
 def oracle(
-    arrays: Sequence[Any], visible: Bool[np.ndarray, "B|1 N|1 T|1 S"]
+    arrays: Sequence[Any], visible: Bool[np.ndarray, "#B #N #T S"]
 ) -> list[Float[np.ndarray, "B L N H"]]:
     """Computes output and gradients of query, key and value in float64.
 

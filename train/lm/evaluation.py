@@ -21,7 +21,7 @@ from train.lm import loss
 def evaluate(
     model: nn.Module,
     params: optax.Params,
-    tokens: Int[np.ndarray, "W T+1"],
+    tokens: Int[np.ndarray, "W T_and_next"],
     mask: Bool[np.ndarray, "W T"],
     *,
     batch_size: int,
@@ -48,7 +48,7 @@ def evaluate(
 def token_losses(
     model: nn.Module,
     params: optax.Params,
-    tokens: Int[np.ndarray, "W T+1"],
+    tokens: Int[np.ndarray, "W T_and_next"],
     examples: loss.Examples,
     *,
     batch_size: int,
@@ -76,7 +76,7 @@ def token_losses(
 def _losses(
     model: nn.Module,
     params: optax.Params,
-    batches: Int[Array, "batches B T+1"],
+    batches: Int[Array, "batches B T_and_next"],
     examples: loss.Examples,
 ) -> Float[Array, "batches B T"]:
     def batch_losses(tokens: Array) -> Array:

@@ -23,8 +23,8 @@ Examples = Callable[[Array], tuple[Array, Array]]
 
 
 def next_token(
-    tokens: Int[Array, "B T+1"],
-) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    tokens: Int[Array, "B T_and_next"],
+) -> tuple[Int[Array, "B T_and_next-1"], Int[Array, "B T_and_next-1"]]:
     """Splits rows into inputs and the tokens that follow them.
 
     Args:
@@ -37,8 +37,8 @@ def next_token(
 
 
 def same_token(
-    tokens: Int[Array, "B T+1"],
-) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    tokens: Int[Array, "B T_and_next"],
+) -> tuple[Int[Array, "B T_and_next-1"], Int[Array, "B T_and_next-1"]]:
     """Forgets the shift: every position is asked for the token that it already sees.
 
     This is the fault that a proof of causality by learning must be able to see: on

@@ -134,14 +134,14 @@ def prove_trainer(
 
 def _random_rows(
     rng: PRNGKeyArray, shape: tuple[int, int], vocab_size: int
-) -> Int[np.ndarray, "R T+1"]:
+) -> Int[np.ndarray, "R T_and_next"]:
     """Uniform ids, in an array that a trainer may write to."""
     return np.array(jax.random.randint(rng, shape, 0, vocab_size, np.int32))
 
 
 def _counting_rows(
     rng: PRNGKeyArray, shape: tuple[int, int], vocab_size: int
-) -> Int[np.ndarray, "R T+1"]:
+) -> Int[np.ndarray, "R T_and_next"]:
     """Rows that count upward modulo V, each from a random start."""
     starts = _random_rows(rng, (shape[0], 1), vocab_size)
     return (starts + np.arange(shape[1], dtype=np.int32)) % vocab_size

@@ -119,7 +119,7 @@ def _statistics(
     *,
     log_vocab: float,
     level: float,
-) -> dict[str, Float[np.ndarray, "T+1"]]:
+) -> dict[str, Float[np.ndarray, "T_and_next"]]:
     """What `judge` states, of T positions and, last, overall."""
     rows, length = honest.shape
     tests = length + 1
@@ -162,7 +162,7 @@ def _moments(excess: Float[np.ndarray, "R T"]) -> tuple[np.ndarray, ...]:
 def _verdict(
     honest: Float[np.ndarray, "R T"],
     control: Float[np.ndarray, "R T"],
-    table: dict[str, Float[np.ndarray, "T+1"]],
+    table: dict[str, Float[np.ndarray, "T_and_next"]],
     *,
     log_vocab: float,
 ) -> tuple[dependence.Result, str]:

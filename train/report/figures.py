@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from matplotlib import (
     axes,
     colors,
@@ -30,7 +30,7 @@ def loss_curve(
     steps: Int[np.ndarray, "N"],
     losses: Float[np.ndarray, "N"],
     *,
-    validation_steps: Int[np.ndarray, "P"],
+    validation_steps: Shaped[np.ndarray, "P"],
     validation_losses: Float[np.ndarray, "P"],
     baselines: Mapping[str, float],
     yscale: str,

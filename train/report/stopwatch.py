@@ -66,7 +66,9 @@ def quartiles(seconds: Sequence[float]) -> list[float]:
     return [float(x) for x in quarters]
 
 
-def growth(sizes: Sequence[float], values: Sequence[float]) -> float | None:
+def growth(
+    sizes: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray
+) -> float | None:
     """Fits the exponent α of values ≈ c · sizesᵅ, by least squares in the logarithms.
 
     Args:

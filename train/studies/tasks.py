@@ -18,7 +18,7 @@ depth); Arora et al., 2023, arXiv:2312.04927 (multi-query associative recall).
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,10 @@ from jaxtyping import Array, Bool, Int
 
 from models import config as model_config
 
-Row = tuple[Int[Array, "T+1"], Bool[Array, "T"]]
+Row = tuple[Int[Array, "T_and_next"], Bool[Array, "T"]]
 
 
+@runtime_checkable
 class Task(Protocol):
     """The distribution of the rows; hashable, so that it may be a static argument."""
 

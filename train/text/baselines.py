@@ -91,7 +91,7 @@ def probabilities(
     *,
     alphas: Sequence[float],
     vocab_size: int,
-) -> Float[np.ndarray, "orders+1 M_scored-1"]:
+) -> Float[np.ndarray, "orders M_scored-1"]:
     """Probability of each token but the first given those before it, at every order.
 
     Args:
@@ -147,7 +147,7 @@ def _counts(
 
 def _codes(
     tokens: Int[np.ndarray, "M"], *, order: int, vocab_size: int
-) -> Int[np.ndarray, "M-order+1"]:
+) -> Int[np.ndarray, "M-{order}+1"]:
     """Each run of `order` tokens as one integer in base V, the newest token last."""
     ids = tokenizers.check_ids(tokens, vocab_size)
     codes = np.zeros(max(ids.size - order + 1, 0), np.int64)

@@ -151,7 +151,7 @@ def sample_batch(
     *,
     batch_size: int,
     context: int,
-) -> Int[Array, "B T+1"]:
+) -> Int[Array, "{batch_size} {context}+1"]:
     """Draws the batch of one step: uniform over all M - T examples, with replacement.
 
     Args:
@@ -181,7 +181,7 @@ def sample_batch(
 
 def windows(
     tokens: Int[np.ndarray, "M"], *, context: int
-) -> tuple[Int[np.ndarray, "W T+1"], Bool[np.ndarray, "W T"]]:
+) -> tuple[Int[np.ndarray, "W {context}+1"], Bool[np.ndarray, "W {context}"]]:
     """Cuts a split into consecutive windows that score every token but the first once.
 
     Args:

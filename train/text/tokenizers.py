@@ -7,7 +7,6 @@ chars   id = rank of a character among those of a text; V = their number
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
-from typing import Self
 
 import numpy as np
 from jaxtyping import Int, UInt
@@ -89,7 +88,7 @@ class CharTokenizer:
             raise ValueError("characters must be distinct, ascending and at least one")
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def of(cls, text: str) -> "CharTokenizer":
         """The tokenizer of the characters that stand in `text`."""
         return cls(_distinct(text))
 
