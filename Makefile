@@ -1,11 +1,14 @@
 # make train    trains, verifies and draws the default model in runs/tiny_lm
 # make test     format, lint, types and every test
 # make mutants  which small wrong edits of attention/ and models/ the tests notice
+#
+# make test TYPES=on also checks every annotated signature while the tests run.
 # All first install pinned versions into .venv. PYTHON=python3.12 picks another Python
 # for a new .venv.
 
 PYTHON := python3
 BIN := .venv/bin
+TYPES := off
 INSTALLED := .venv/installed
 
 .PHONY: train test mutants
@@ -17,7 +20,7 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses=2 --dist=worksteal
+	TYPES=$(TYPES) $(BIN)/pytest --numprocesses=2 --dist=worksteal
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants

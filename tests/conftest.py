@@ -28,11 +28,16 @@ import hypothesis
 import jax
 import pytest
 
+from tests.support import annotations
+
 _COMPILED = pathlib.Path(__file__).parent.parent / ".jax_cache"
 _DAYS_KEPT = 14
 
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
+
+if os.environ.get("TYPES") == "on":
+    annotations.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:

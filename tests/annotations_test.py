@@ -1,0 +1,49 @@
+"""Annotations are checked while tests run, except where a refusal is expected."""
+
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from attention import softmax
+from tests.support import annotations
+
+HOOKED = hasattr(softmax.masked_softmax, "__wrapped__")
+
+
+def complaint(f, *args):
+    """What the check of annotations says of a call; None where it is content."""
+    try:
+        f(*args)
+    except jaxtyping.TypeCheckError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.skipif(not HOOKED, reason="needs TYPES=on")
+def test_a_call_that_breaks_an_annotation_raises():
+    scores, mask = jnp.zeros((2, 3)), jnp.zeros(3, jnp.int32)
+    assert "parameter 'mask'" in complaint(softmax.masked_softmax, scores, mask)
+    assert complaint(softmax.masked_softmax, scores, mask > 0) is None
+    assert complaint(softmax.masked_softmax, np.zeros((2, 3), np.float32)) is None
+
+
+def test_a_result_that_breaks_an_annotation_raises():
+    def shorter(
+        x: jaxtyping.Float[jnp.ndarray, "T"],
+    ) -> jaxtyping.Float[jnp.ndarray, "T"]:
+        return x[1:]
+
+    def in_numpy(
+        x: jaxtyping.Float[jnp.ndarray, "T"],
+    ) -> jaxtyping.Float[jnp.ndarray, "T"]:
+        return np.asarray(x)
+
+    for f in (shorter, in_numpy):
+        checked = jaxtyping.jaxtyped(f, typechecker=annotations.checked)
+        assert "return value" in complaint(checked, np.ones(3, np.float32))
+
+
+def test_what_a_test_expects_to_be_refused_is_refused_by_the_code_itself():
+    with pytest.raises(TypeError, match="JAX value"):
+        softmax.masked_softmax("scores")
