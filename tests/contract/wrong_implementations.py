@@ -8,7 +8,14 @@ from attention.dot_product import reference
 
 
 def ignores_the_mask(query, key, value, options):
-    options = dataclasses.replace(options, visible=None)
+    options = dataclasses.replace(
+        options,
+        mask=None,
+        is_causal=False,
+        local_window_size=None,
+        query_seq_lengths=None,
+        key_value_seq_lengths=None,
+    )
     return reference.attention(query, key, value, options)
 
 
