@@ -98,7 +98,7 @@ def _taps(
     if x.ndim != 3:
         raise ValueError(f"x must be [B T E], got {list(x.shape)}")
     batch, _, channels = x.shape
-    state = recurrence.given_or_zeros(state, (batch, width - 1, channels), x.dtype)
+    state = recurrence.state_or_zeros(state, (batch, width - 1, channels), x.dtype)
     if token_mask is None:
         return jax.vmap(_taps_of_all)(x, state)
     token_mask = jnp.asarray(token_mask)

@@ -2,17 +2,17 @@
 
     oᵢ = φ(qᵢ)ᵀ S / φ(qᵢ)ᵀ z,    S = Σⱼ φ(kⱼ) vⱼᵀ,    z = Σⱼ φ(kⱼ)
 
-over all keys, or over j ≤ i where it is causal. φ(q)·φ(k) stands where softmax has
-exp(q·k), and the state (S, z) is all that has to be known of the past.
+over all keys, or over j ≤ i in causal attention. The kernel φ(q)·φ(k) replaces the
+exp(q·k) of softmax, and the state (S, z) summarises the whole past.
 
-| form        | of a causal call                                             | time   |
-|-------------|--------------------------------------------------------------|--------|
-| 'quadratic' | the weight of every query and key, and their mean            | T²     |
-| 'recurrent' | S ← S + φ(k) vᵀ, z ← z + φ(k), one token after another       | T      |
-| 'chunked'   | quadratic in each chunk of C tokens, the state between chunks | T · C |
+| form        | how a causal call is computed                                 | time  |
+|-------------|---------------------------------------------------------------|-------|
+| 'quadratic' | the weights of all pairs of query and key, then their mean    | T²    |
+| 'recurrent' | S ← S + φ(k) vᵀ, z ← z + φ(k), one token after another        | T     |
+| 'chunked'   | quadratic in each chunk of C tokens, recurrent between chunks | T · C |
 
-A call that is not causal adds up all keys and reads the sums, but for the quadratic
-form. Katharopoulos et al., 2020, arXiv:2006.16236.
+Without causality the forms 'recurrent' and 'chunked' sum over all keys first, and every
+query reads the same sums. Katharopoulos et al., 2020, arXiv:2006.16236.
 """
 
 import functools
@@ -34,8 +34,11 @@ LogState = linear_sums.LogSums
 
 
 def elu_plus_one(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """φ(x) = elu(x) + 1: x + 1 above zero, exp(x) below. Positive, with M = H."""
-    # Not elu(x) + 1, which is (exp(x) - 1) + 1 below zero: 0 from -17 on.
+    """φ(x) = elu(x) + 1, elementwise: x + 1 for x > 0, else exp(x). Positive; M = H.
+
+    Reference: Katharopoulos et al., 2020, arXiv:2006.16236, equation 7.
+    """
+    # The sum elu(x) + 1 = (exp(x) - 1) + 1 would round to 0 below x = -17 in float32.
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0, x)))
 
 
@@ -59,22 +62,24 @@ def attention(
       query: queries.
       key: keys; K divides N, query head n reads key head n // (N / K).
       value: values, of any width D.
-      feature_map: φ, of the last axis. Features of either sign are allowed, but the
-        weights of a query must not cancel. That of an `Exponential` cannot overflow.
-      is_causal: query i sees keys j ≤ i; S must be T.
-      key_mask: True = real; others reach nothing, NaN and infinities included.
-      form: a name of `FORMS`.
-      chunk: tokens of a chunk of a causal call of the form 'chunked'; None: as many
-        as are fast.
+      feature_map: φ, which maps the last axis. Features may be negative, but the
+        weights of a query must not sum to 0. An `Exponential` cannot overflow.
+      is_causal: query i sees keys j ≤ i; S must equal T.
+      key_mask: True = real key, False = padding. Padding has no effect, even if it
+        holds NaN or infinities.
+      form: 'quadratic', 'recurrent' or 'chunked'; all give the same result.
+      chunk: number of tokens in a chunk, for a causal call with form 'chunked'; None
+        chooses a fast one.
 
     Returns:
-      [B T N D] in the value's dtype; 0 for a query that sees nothing.
+      [B T N D] in the value's dtype; 0 for a query that sees no key.
 
     Raises:
-      TypeError: if an array is of the wrong kind.
-      ValueError: if shapes do not fit, on an unknown form, or a chunk without chunks.
+      TypeError: if query, key or value is not floating, or the mask not boolean.
+      ValueError: if shapes do not fit, the form is unknown, or a chunk size is passed
+        to a call that does not use chunks.
 
-    Reference: Katharopoulos et al. 2020, arXiv:2006.16236.
+    Reference: Katharopoulos et al., 2020, arXiv:2006.16236, equations 5 and 12.
     """
     _check(query, key, value, key_mask, is_causal)
     one_head = _one_head(form, chunk, is_causal)
@@ -94,32 +99,37 @@ def extend(
     form: str = "chunked",
     chunk: int | None = None,
 ) -> tuple[Any, Float[Array, "B T N D"]]:
-    """Causal attention of the next tokens of sequences, given the state of their past.
+    """Causal attention of the next tokens, continuing from the state of the past.
 
     Args:
-      state: from `empty`, or of the tokens before from `extend`; of this feature map.
-      query: queries of any number of tokens.
-      key: their keys.
-      value: their values.
-      feature_map: as in `attention`.
-      key_mask: as in `attention`; what is not real leaves the state as it is.
-      form: as in `attention`.
-      chunk: as in `attention`.
+      state: (S, z) of the tokens so far, computed with the same feature map: the
+        result of `empty` before the first token, of the previous `extend` afterwards.
+      query: queries of the next tokens, of any number T.
+      key: keys of the same tokens.
+      value: values of the same tokens.
+      feature_map: φ, which maps the last axis.
+      key_mask: True = real token, False = padding, which leaves the state unchanged.
+      form: 'quadratic', 'recurrent' or 'chunked'; all give the same result.
+      chunk: number of tokens in a chunk, for form 'chunked'; None chooses a fast one.
 
     Returns:
-      The state after these tokens, and their output: that of `attention` on the whole
-      sequence, wherever it is cut.
+      The state after these tokens, and their output [B T N D]. The outputs of
+      consecutive calls, concatenated, equal one causal call of `attention` on the
+      whole sequence.
 
     Raises:
-      TypeError: as `attention`.
-      ValueError: as `attention`, or if the state does not fit.
+      TypeError: if query, key or value is not floating, or the mask not boolean.
+      ValueError: if shapes do not fit, the form is unknown, a chunk size is passed to
+        another form than 'chunked', or the state does not fit features and heads.
+
+    Reference: Katharopoulos et al., 2020, arXiv:2006.16236, equations 16 to 20.
     """
     _check(query, key, value, key_mask, is_causal=True)
     one_head = _one_head(form, chunk, is_causal=True)
     fresh = empty(key, value, feature_map=feature_map)
-    found, wanted = (jax.tree.map(jnp.shape, x) for x in (state, fresh))
-    if found != wanted:
-        raise ValueError(f"state must fit features and heads, {wanted}, got {found}")
+    shapes, expected = (jax.tree.map(jnp.shape, x) for x in (state, fresh))
+    if shapes != expected:
+        raise ValueError(f"state must fit features and heads, {expected}, got {shapes}")
     return _lift(one_head, state, query, key, value, feature_map, key_mask)
 
 
@@ -129,19 +139,20 @@ def empty(
     *,
     feature_map: FeatureMap = elu_plus_one,
 ) -> State | LogState:
-    """The state before the first token of sequences with such keys and values.
+    """The state before the first token: S = 0 and z = 0.
 
     Args:
-      key: only its shape and dtype count.
-      value: the like.
-      feature_map: as in `attention`.
+      key: an array with the shape and dtype of the keys; its numbers are not used.
+      value: an array with the shape and dtype of the values.
+      feature_map: φ, which maps the last axis.
 
     Returns:
-      A state of each row and key/value head: arrays [B K ...], float32 at least.
+      The state of every row and key/value head: arrays [B K ...], in float32, or in
+      float64 for float64 keys.
 
     Raises:
-      TypeError: as `attention`.
-      ValueError: as `attention`.
+      TypeError: if key or value is not floating.
+      ValueError: if shapes do not fit.
     """
     _check(key, key, value, None, is_causal=False)
     dtype = numerics.accumulation_dtype(key.dtype)
@@ -156,16 +167,18 @@ def step(
     key: Float[Array, "M"],
     value: Float[Array, "D"],
 ) -> tuple[Any, Float[Array, "D"]]:
-    """One token of one head: its key and value are kept, then its query reads.
+    """One token of one head: S ← S + φ(k) vᵀ, z ← z + φ(k), o = φ(q)ᵀ S / φ(q)ᵀ z.
 
     Args:
-      state: of the tokens before; a `State`, or a `LogState`.
+      state: the sums over the previous tokens, a `State` or a `LogState`.
       query: φ(q), or log φ(q) for a `LogState`.
       key: φ(k), or log φ(k) for a `LogState`.
       value: v.
 
     Returns:
-      The state after this token, and its output.
+      The state after this token, and the token's output o.
+
+    Reference: Katharopoulos et al., 2020, arXiv:2006.16236, equations 18 to 20.
     """
     state = state.add(key[None], value[None])
     return state, state.read(query[None])[0]
@@ -178,7 +191,7 @@ def _quadratic(
     value: Float[Array, "S D"],
     is_causal: bool,
 ) -> tuple[Any, Float[Array, "T D"]]:
-    """The weight of every query and key; of a `LogState`, feature by feature."""
+    """Computes the weight of every pair; with a `LogState`, feature by feature."""
     visible = jnp.ones((query.shape[0], key.shape[0]), bool)
     if is_causal:
         visible = jnp.tril(visible)
@@ -192,7 +205,7 @@ def _recurrent(
     value: Float[Array, "S D"],
     is_causal: bool,
 ) -> tuple[Any, Float[Array, "T D"]]:
-    """One token after another."""
+    """Processes one token after another."""
     if is_causal:
         return lax.scan(lambda state, x: step(state, *x), state, (query, key, value))
     state, _ = lax.scan(
@@ -210,7 +223,7 @@ def _chunked(
     *,
     chunk: int | None = None,
 ) -> tuple[Any, Float[Array, "T D"]]:
-    """One chunk after another; without causality, all keys at once."""
+    """Processes one chunk after another; without causality, all keys at once."""
     if not is_causal:
         state = state.add(key, value)
         return state, state.read(query)
@@ -218,7 +231,7 @@ def _chunked(
     size = min(chunk or _CHUNKS[type(state)], max(length, 1))
     whole = length - length % size
 
-    # For the derivative weights are computed again: to keep them takes most memory.
+    # The backward pass recomputes the weights: storing them takes the most memory.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def one_chunk(state: Any, x: tuple[Array, ...]) -> tuple[Any, Array]:
         query, key, value = x
@@ -235,11 +248,11 @@ def _chunked(
 
 
 Form = Callable[..., tuple[Any, Float[Array, "T D"]]]
-# Of one head: (state, φ(q), φ(k), v, is_causal) -> (state after all keys, output).
+# For one head: (state, φ(q), φ(k), v, is_causal) -> (state after all keys, output).
 FORMS: Mapping[str, Form] = types.MappingProxyType(
     {"quadratic": _quadratic, "recurrent": _recurrent, "chunked": _chunked}
 )
-# Tokens of a chunk: for logarithms few, since a weight takes M exponentials there.
+# Tokens in a chunk: few for log features, where each weight costs M exponentials.
 _CHUNKS: Mapping[type, int] = types.MappingProxyType({State: 128, LogState: 16})
 
 
@@ -266,16 +279,16 @@ def _lift(
     feature_map: FeatureMap,
     key_mask: Bool[Array, "B S"] | None,
 ) -> tuple[Any, Float[Array, "B T N D"]]:
-    """Maps to features; lifts one head over heads and rows."""
+    """Computes the features and maps the function of one head over heads and rows."""
     (B, T, N, _), (*_, K, D) = query.shape, value.shape
     dtype = numerics.accumulation_dtype(value.dtype)
     wide = [jnp.asarray(x, dtype) for x in (query, key, value)]
-    # Before the features as well as after: 0 · NaN is NaN.
+    # Padding is cleared before the feature map and after it: 0 · NaN is NaN.
     wide[1:] = [checks.only_real(x, key_mask, 0) for x in wide[1:]]
     queries = linear_sums.features(feature_map, wide[0])
     keys = linear_sums.features(feature_map, wide[1], key_mask)
     queries = queries.reshape(B, T, K, N // K, queries.shape[-1])
-    # All query heads of a group share one state: None, and no axis of its own.
+    # All query heads of a group share one state, hence in_axes=None for it.
     group = jax.vmap(one_head, (None, 1, None, None), (None, 1))
     one_row = jax.vmap(group, (0, 1, 1, 1), (0, 1))
     state, output = jax.vmap(one_row)(state, queries, keys, wide[2])

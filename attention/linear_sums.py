@@ -1,17 +1,19 @@
-"""The sums that linear attention keeps of keys and values, for one head.
+"""The state of linear attention for one head: sums over keys and values.
 
     S = Σⱼ φ(kⱼ) vⱼᵀ,    z = Σⱼ φ(kⱼ),    o = φ(q)ᵀ S / φ(q)ᵀ z
 
-`Sums` are these themselves. Where log φ is what is known, `LogSums` keep them in
-proportion to the largest term so far of each feature, m, as flash attention keeps those
-of softmax (Milakov and Gimelshein, 2018, arXiv:1805.02867):
+`Sums` stores S and z. For a feature map with known logarithm, `LogSums` divides them by
+exp(m), where mᵣ is the largest log φ(k)ᵣ so far, just as flash attention rescales the
+sums of softmax (Milakov and Gimelshein, 2018, arXiv:1805.02867):
 
     m' = max(m, log φ(k))
-    S ← exp(m - m') S + exp(log φ(k) - m') vᵀ,    and z alike
+    S ← exp(m - m') S + exp(log φ(k) - m') vᵀ
+    z ← exp(m - m') z + exp(log φ(k) - m')
 
-They neither overflow nor vanish, however large the inputs, and m is a maximum over the
-past alone: the usual one over the whole sequence cancels too, but in exact arithmetic
-only, so that one large key of the future would wipe out what came before it.
+These sums neither overflow nor vanish, however large the inputs. The maximum m is taken
+over the past only. A maximum over the whole sequence would cancel as well, but only in
+exact arithmetic: in floating point one large future key would round the terms of all
+earlier keys to 0.
 """
 
 import dataclasses
@@ -27,40 +29,41 @@ FeatureMap = Callable[[Float[Array, "... H"]], Float[Array, "... M"]]
 
 @dataclasses.dataclass(frozen=True)
 class Exponential:
-    """The positive feature map φ(x) = exp(log(x)), computed with by its logarithm.
+    """A positive feature map φ that is defined by its logarithm.
 
     Attributes:
-      log: maps [... H] to log φ [... M]. What it adds to all features of one query
-        alike changes nothing.
+      log: maps x [... H] to log φ(x) [... M]. A constant added to all log features of
+        one query does not change its output.
     """
 
     log: FeatureMap
 
     def __call__(self, x: Float[Array, "... H"]) -> Float[Array, "... M"]:
-        """The features themselves, which may overflow."""
+        """The features φ(x), which may overflow."""
         return jnp.exp(self.log(x))
 
 
 class Sums(NamedTuple):
-    """Sums over features; queries and keys are given by φ."""
+    """The sums S and z; the methods take queries and keys as features φ(q), φ(k)."""
 
     values: Float[Array, "M D"]  # Σⱼ φ(kⱼ) vⱼᵀ
     total: Float[Array, "M"]  # Σⱼ φ(kⱼ)
 
     @classmethod
     def empty(cls, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "Sums":
-        """The sums over none of these keys."""
-        # Sums of no term, not zeros: under `jax.shard_map` they vary as the arrays do.
+        """The sums before the first key, with shapes and dtypes of these arrays."""
+        # Empty sums rather than zeros: under `jax.shard_map` they get the sharding type
+        # of the arrays.
         return cls(key[:0].T @ value[:0], jnp.sum(key[:0], axis=0))
 
     def add(self, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "Sums":
-        """The sums over these keys, too."""
+        """Adds these keys and values to the sums."""
         return self._replace(
             values=self.values + key.T @ value, total=self.total + jnp.sum(key, axis=0)
         )
 
     def read(self, query: Float[Array, "T M"]) -> Float[Array, "T D"]:
-        """The outputs of queries that see all keys so far."""
+        """The outputs of queries that see all keys summed so far."""
         return _mean(query @ self.values, query @ self.total)
 
     def attend(
@@ -70,7 +73,17 @@ class Sums(NamedTuple):
         value: Float[Array, "S D"],
         visible: Bool[Array, "T S"],
     ) -> Float[Array, "T D"]:
-        """The outputs of queries that see all keys so far, and some of these."""
+        """The outputs of queries that see all keys summed so far and visible new ones.
+
+        Args:
+          query: the queries, as features or log features.
+          key: keys that are not in the sums yet.
+          value: their values.
+          visible: True where a query sees one of these keys.
+
+        Returns:
+          The outputs [T D].
+        """
         weights = jnp.where(visible, query @ key.T, 0)
         return _mean(
             weights @ value + query @ self.values,
@@ -79,21 +92,21 @@ class Sums(NamedTuple):
 
 
 class LogSums(NamedTuple):
-    """`Sums`, over exp(peak); queries and keys are given by log φ."""
+    """S and z divided by exp(peak); the methods take log φ(q) and log φ(k)."""
 
     values: Float[Array, "M D"]
     total: Float[Array, "M"]
-    peak: Float[Array, "M"]  # maxⱼ log φ(kⱼ), -inf before the first key
+    peak: Float[Array, "M"]  # m = maxⱼ log φ(kⱼ), -inf before the first key
 
     @classmethod
     def empty(cls, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "LogSums":
-        """The sums over none of these keys."""
+        """The sums before the first key, with shapes and dtypes of these arrays."""
         sums = Sums.empty(key, value)
         return cls(*sums, peak=sums.total - jnp.inf)
 
     def add(self, key: Float[Array, "S M"], value: Float[Array, "S D"]) -> "LogSums":
-        """The sums over these keys, too."""
-        # Any peak gives the same outputs: derivatives may take it for a constant.
+        """Adds these keys and values to the sums."""
+        # The outputs do not depend on the peak, so it needs no gradient.
         peak = jnp.maximum(self.peak, jnp.max(key, axis=0, initial=-jnp.inf))
         peak = lax.stop_gradient(peak)
         decay = jnp.exp(self.peak - _finite(peak))
@@ -105,7 +118,7 @@ class LogSums(NamedTuple):
         )
 
     def read(self, query: Float[Array, "T M"]) -> Float[Array, "T D"]:
-        """The outputs of queries that see all keys so far."""
+        """The outputs of queries that see all keys summed so far."""
         past = query + self.peak[None]
         largest = jnp.max(past, axis=1, initial=-jnp.inf)
         past = jnp.exp(past - _finite(lax.stop_gradient(largest))[:, None])
@@ -118,9 +131,19 @@ class LogSums(NamedTuple):
         value: Float[Array, "S D"],
         visible: Bool[Array, "T S"],
     ) -> Float[Array, "T D"]:
-        """The outputs of queries that see all keys so far, and some of these."""
-        # Feature by feature: as a product of matrices it would need one peak of all
-        # keys, also of those that a query must not see.
+        """The outputs of queries that see all keys summed so far and visible new ones.
+
+        Args:
+          query: the queries, as features or log features.
+          key: keys that are not in the sums yet.
+          value: their values.
+          visible: True where a query sees one of these keys.
+
+        Returns:
+          The outputs [T D].
+        """
+        # Computed feature by feature: a matrix product would need one peak over all
+        # keys, including those that a query must not see.
         terms = jnp.where(visible[:, :, None], query[:, None] + key[None], -jnp.inf)
         past = query + self.peak[None]
         largest = jnp.maximum(
@@ -137,7 +160,7 @@ class LogSums(NamedTuple):
 
 
 def kind(feature_map: FeatureMap) -> type[Sums] | type[LogSums]:
-    """The sums that are kept of such features."""
+    """`LogSums` for an `Exponential` feature map, else `Sums`."""
     return LogSums if isinstance(feature_map, Exponential) else Sums
 
 
@@ -146,7 +169,15 @@ def features(
     x: Float[Array, "B T N H"],
     mask: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N M"]:
-    """φ, or log φ, as the sums of this kind want it; of no key where masked.
+    """φ(x), or log φ(x) if the feature map is an `Exponential`.
+
+    Args:
+      feature_map: φ, which maps the last axis.
+      x: queries or keys.
+      mask: False marks padding, whose features φ are 0.
+
+    Returns:
+      The features [B T N M], in the form that `kind(feature_map)` takes.
 
     Raises:
       ValueError: if the feature map changes more than the last axis.
@@ -165,11 +196,11 @@ def features(
 def _mean(
     weighted: Float[Array, "T D"], total: Float[Array, "T"]
 ) -> Float[Array, "T D"]:
-    """Weighted sums over their total weight; 0 where that is 0."""
+    """Weighted sums divided by their total weight; 0 where the total is 0."""
     nothing = (total == 0)[:, None]
     return jnp.where(nothing, 0, weighted / jnp.where(nothing, 1, total[:, None]))
 
 
 def _finite(peak: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Of no key 0, since -inf - -inf would be NaN."""
+    """Replaces the -inf of an empty maximum by 0, since -inf - -inf would be NaN."""
     return jnp.where(peak == -jnp.inf, 0, peak)

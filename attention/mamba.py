@@ -1,14 +1,14 @@
-"""Mamba's selective scan: a state space whose steps the data choose.
+"""Mamba's selective scan: a state space model whose parameters depend on the data.
 
     hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ xₜ Bₜ                          h [M E]; A < 0, diagonal
     yₜ = Cₜ hₜ + D xₜ
 
-A large step Δₜ forgets the past and takes in the present token; one of 0 ignores it. B
-and C, the same for all channels, say where to write and where to read. Gu and Dao,
-2023, arXiv:2312.00752, algorithm 2, with B discretised as in the authors' code.
+A large step size Δₜ forgets the past and stores the present token; a step size of 0
+ignores the token. Bₜ and Cₜ, shared by all channels, project the token into the state
+and the state to the output. Gu and Dao, 2023, arXiv:2312.00752, algorithm 2; B is
+discretised by the Euler rule Δ B of the authors' implementation.
 
-The quadratic form is the attention that is hidden in it: Ali et al., 2024,
-arXiv:2403.01590.
+The quadratic form writes the same map as attention: Ali et al., 2024, arXiv:2403.01590.
 """
 
 import functools
@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from attention import checks, numerics, recurrence
 
-# Steps between two states that are kept for the derivative.
+# Steps between two states that are stored for the backward pass.
 CHUNK = 128
 
 Tokens = tuple[Array, Array, Array, Array]
@@ -38,20 +38,22 @@ def step(
     C: Float[Array, "M"],
     A: Float[Array, "M E"],
 ) -> tuple[Float[Array, "M E"], Float[Array, "E"]]:
-    """One token of one sequence, without the term D x.
+    """One token of one sequence: h ← exp(Δ A) h + Δ x B, then C h (without D x).
 
     Args:
-      state: h, before.
-      x: the token's channels.
-      step_size: Δ ≥ 0.
-      B: where the token is written.
-      C: where it reads.
-      A: rates, negative.
+      state: h before the token.
+      x: channels of the token.
+      step_size: Δ ≥ 0 of every channel.
+      B: input projection, from the token to the state.
+      C: output projection, from the state to the output.
+      A: diagonal of the state matrix, negative.
 
     Returns:
       h after the token, and C h.
+
+    Reference: Gu and Dao, 2023, arXiv:2312.00752, equation 2.
     """
-    # Channels last: M numbers would be too few for a CPU to work on side by side.
+    # Channels come last, since M numbers are too few for a CPU's vector instructions.
     decay = jnp.exp(step_size[None, :] * A)
     state = decay * state + B[:, None] * (step_size * x)[None, :]
     return state, C @ state
@@ -84,7 +86,7 @@ def _chunked(
         x, step_size, B, C = tokens
         return _recurrent(x, step_size, B, C, A, state)
 
-    # Steps of size 0 leave a state as it is.
+    # A step size of 0 leaves the state unchanged.
     return recurrence.in_chunks(one, state, (x, step_size, B, C), size=CHUNK)
 
 
@@ -147,30 +149,31 @@ def selective_scan(
     state: Float[ArrayLike, "B M E"] | None = None,
     form: str = "chunked",
 ) -> tuple[Float[Array, "B M E"], Float[Array, "B T E"]]:
-    """Runs every channel through its state space.
+    """Computes hₜ = exp(Δₜ A) hₜ₋₁ + Δₜ xₜ Bₜ, yₜ = Cₜ hₜ + D xₜ in every channel.
 
     Args:
-      x: the tokens' channels.
-      step_size: Δ ≥ 0, of every token and channel.
-      A: rates, negative.
-      B: where each token is written.
-      C: where it reads.
-      D: how much of x goes past the state.
-      token_mask: True = real. Padding is a step of size 0.
-      state: h of the tokens before; None: 0.
-      form: a key of FORMS: 'chunked', step by step, with few states kept for the
-        derivative, the fastest on a CPU; 'recurrent', with all of them kept;
-        'associative', a tree of log T levels; 'quadratic', with every decay
-        [T T M E].
+      x: inputs.
+      step_size: Δ ≥ 0 of every token and channel.
+      A: diagonals of the channels' state matrices, negative.
+      B: input projection of every token.
+      C: output projection of every token.
+      D: weight of the skip connection of every channel.
+      token_mask: True = real token, False = padding, which has step size 0 and thereby
+        leaves the state unchanged.
+      state: h after the previous tokens; None: 0.
+      form: 'chunked' runs step by step, stores few states for the backward pass and is
+        the fastest on a CPU; 'recurrent' stores all states; 'associative' is a tree of
+        log T levels; 'quadratic' forms all decays [T T M E].
 
     Returns:
-      The state to continue from, in float32 at least; and y in the dtype of x, 0 at
-      padding.
+      h after the last token, in float32 (float64 for float64 x); and y in the dtype of
+      x, 0 at padding.
 
     Raises:
+      TypeError: if the mask is not boolean.
       ValueError: if shapes do not fit, there is no token, or the form is unknown.
 
-    Reference: Gu and Dao, 2023, arXiv:2312.00752.
+    Reference: Gu and Dao, 2023, arXiv:2312.00752, algorithm 2.
     """
     x, A = jnp.asarray(x), jnp.asarray(A)
     if x.ndim != 3 or not x.shape[1]:
@@ -186,7 +189,7 @@ def selective_scan(
     checks.shape("B", B, (batch, length, size))
     checks.shape("C", C, (batch, length, size))
     checks.shape("D", D, (channels,))
-    state = recurrence.given_or_zeros(state, (batch, size, channels), dtype)
+    state = recurrence.state_or_zeros(state, (batch, size, channels), dtype)
     run = recurrence.chosen(FORMS, form)
     wide, step_size, B, C = (
         checks.only_real(array, token_mask, 0) for array in (wide, step_size, B, C)

@@ -1,12 +1,14 @@
-"""The linear recurrence, which every fixed-size state is an instance of.
+"""The linear recurrence behind every mechanism whose state has a fixed size.
 
     hₜ = aₜ hₜ₋₁ + bₜ                                      elementwise
 
-Steps compose: (a, b) then (a', b') is (a' a, a' b + b'), which is associative and not
-commutative, so that all hₜ can also be found by a tree of log T levels. Blelloch, 1990,
-"Prefix sums and their applications"; Martin and Cundy, 2018, arXiv:1709.04057.
+Steps compose: (a, b) followed by (a', b') equals the one step (a' a, a' b + b'). This
+composition is associative, so that all hₜ can also be computed by a tree of log T
+levels; it is not commutative. Blelloch, 1990, "Prefix sums and their applications";
+Martin and Cundy, 2018, arXiv:1709.04057.
 
-`rwkv`, `rwkv6` and `mamba` are such recurrences with their own reading of h.
+`rwkv`, `rwkv6`, `retention` and `mamba` are such recurrences, and differ in how they
+read an output from h.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,15 +30,15 @@ Form = Callable[[Array, Array, Array], Array]
 def step(
     state: Float[Array, "*E"], decay: Float[Array, "*E"], inputs: Float[Array, "*E"]
 ) -> Float[Array, "*E"]:
-    """One step: a h + b.
+    """One step, h ← a h + b.
 
     Args:
-      state: h, before.
+      state: h before the step.
       decay: a.
       inputs: b.
 
     Returns:
-      h, after.
+      h after the step.
     """
     return decay * state + inputs
 
@@ -44,7 +46,15 @@ def step(
 def compose(
     first: tuple[Array, Array], second: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """The one step (a, b) that stands for two steps, `first` before `second`."""
+    """The single step (a' a, a' b + b') equal to `first` followed by `second`.
+
+    Args:
+      first: (a, b).
+      second: (a', b').
+
+    Returns:
+      The composed step.
+    """
     (a, b), (later_a, later_b) = first, second
     return later_a * a, later_a * b + later_b
 
@@ -80,21 +90,26 @@ def states(
     state: Float[ArrayLike, "B *E"] | None = None,
     form: str = "recurrent",
 ) -> Float[Array, "B T *E"]:
-    """Every state of hₜ = aₜ hₜ₋₁ + bₜ; continuing from the last one gives the rest.
+    """All states of hₜ = aₜ hₜ₋₁ + bₜ.
 
     Args:
       decay: a, of any sign and size.
       inputs: b.
-      token_mask: True = real. Padding leaves the state as it is.
-      state: h before the first step; None: 0.
-      form: a key of FORMS: 'recurrent', step by step, the fastest on a CPU, or
-        'associative', a tree of log T levels. Both take memory O(T).
+      token_mask: True = real token, False = padding, which leaves the state unchanged.
+      state: h before the first step, such as the last state of an earlier call; None:
+        0.
+      form: 'recurrent' runs step by step and is the fastest on a CPU; 'associative' is
+        a tree of log T levels. Both take memory O(T).
 
     Returns:
-      h after every step, in the dtype of `inputs`; computed in float32 at least.
+      h after every step, in the dtype of `inputs`; computed in float32, or in float64
+      for float64.
 
     Raises:
+      TypeError: if the mask is not boolean.
       ValueError: if shapes do not fit, there is no step, or the form is unknown.
+
+    Reference: Blelloch, 1990; Martin and Cundy, 2018, arXiv:1709.04057.
     """
     decay, inputs = jnp.asarray(decay), jnp.asarray(inputs)
     if inputs.ndim < 2 or not inputs.shape[1]:
@@ -103,23 +118,24 @@ def states(
     checks.shape("decay", decay, inputs.shape)
     run = chosen(FORMS, form)
     dtype = numerics.accumulation_dtype(inputs.dtype)
-    state = given_or_zeros(state, (batch, *channels), dtype)
+    state = state_or_zeros(state, (batch, *channels), dtype)
     decay = checks.only_real(decay.astype(dtype), token_mask, 1)
     wide = checks.only_real(inputs.astype(dtype), token_mask, 0)
     return jax.vmap(run)(decay, wide, state).astype(inputs.dtype)
 
 
 def segment_sums(log_decay: Float[Array, "T *E"]) -> Float[Array, "T T *E"]:
-    """Log of what is left at step t of what came in at step s: Σ_{s<r≤t} log aᵣ.
+    """The log of the decay between any two steps s ≤ t: Σ_{s<r≤t} log aᵣ.
 
-    Each sum is formed by itself. A difference of two sums from the start would lose
-    the small terms beside a large one, and be NaN where a decay is 0.
+    Its exponential is the factor by which the input of step s has decayed at step t.
+    Every sum is accumulated separately: the difference of two cumulative sums would
+    lose small terms beside a large one, and be NaN where a decay is 0.
 
     Args:
-      log_decay: log aₜ, -inf included.
+      log_decay: log aₜ; may be -inf.
 
     Returns:
-      [t s *E]; 0 at t = s, and -inf where s is after t.
+      An array indexed [t s *E]; 0 at t = s, and -inf where s > t.
     """
     length = len(log_decay)
 
@@ -141,17 +157,17 @@ def in_chunks(
 ) -> tuple[Any, Shaped[Array, "T ..."]]:
     """Runs `f(state, tokens) -> (state, outputs)` over chunks of tokens.
 
-    For derivatives the states between chunks are kept, not what is inside them.
+    The backward pass stores the states between chunks and recomputes each chunk.
 
     Args:
-      f: what one chunk does.
-      state: before the first token.
-      tokens: arrays, whose ragged end is filled with zeros: they must leave a state as
-        it is.
-      size: tokens of a chunk.
+      f: processes one chunk.
+      state: the state before the first token.
+      tokens: arrays over T tokens. The last chunk is filled up with zeros, so a token
+        of zeros must leave the state unchanged.
+      size: number of tokens in a chunk.
 
     Returns:
-      The last state, and the outputs of all tokens.
+      The state after the last token, and the outputs of all tokens.
     """
     length = len(tokens[0])
     size = min(size, length)
@@ -166,22 +182,23 @@ def in_chunks(
 
 
 def row_by_row(f: Callable[..., F], *, shared: int) -> Callable[..., F]:
-    """Lifts a function of one sequence to a batch, one row after another.
+    """Maps a function of one sequence over a batch, one row after another.
 
-    On a CPU that is 2 to 4 times as fast as `jax.vmap` where f sums within a loop: XLA
-    does not vectorise such sums, and their derivatives, beside an axis of rows.
+    On a CPU this is 2 to 4 times as fast as `jax.vmap` where f sums within a loop: with
+    an additional batch axis XLA does not vectorise such sums and their derivatives.
 
     Args:
-      f: a function of arrays.
-      shared: the number of the argument that has no axis of rows.
+      f: a function of arrays that belong to one sequence.
+      shared: index of the argument that all sequences share; it gets no batch axis.
 
     Returns:
-      A function of the same arguments with an axis of rows before the others.
+      A function of the same arguments, all but the shared one with a leading batch
+      axis.
     """
 
     def rows(*arrays: Array) -> F:
-        def row(own: tuple[Array, ...]) -> F:
-            return f(*own[:shared], arrays[shared], *own[shared:])
+        def row(sequence: tuple[Array, ...]) -> F:
+            return f(*sequence[:shared], arrays[shared], *sequence[shared:])
 
         return lax.map(row, (*arrays[:shared], *arrays[shared + 1 :]))
 
@@ -189,23 +206,23 @@ def row_by_row(f: Callable[..., F], *, shared: int) -> Callable[..., F]:
 
 
 def chosen(forms: Mapping[str, F], form: str) -> F:
-    """The form of that name.
+    """The function that implements a form, looked up by its name.
 
     Raises:
-      ValueError: if there is none.
+      ValueError: if no form has this name.
     """
     if form not in forms:
         raise ValueError(f"form must be one of {', '.join(forms)}, got {form!r}")
     return forms[form]
 
 
-def given_or_zeros(
+def state_or_zeros(
     state: Float[ArrayLike, "*E"] | None, shape: tuple[int, ...], dtype: jnp.dtype
 ) -> Float[Array, "*E"]:
-    """The state to continue from, zeros if there is none.
+    """The state to continue from, or zeros for None.
 
     Raises:
-      ValueError: if it does not have that shape.
+      ValueError: if the state does not have this shape.
     """
     if state is None:
         return jnp.zeros(shape, dtype)

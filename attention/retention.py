@@ -1,10 +1,10 @@
-"""Retention: attention without a softmax, under a constant decay in each head.
+"""Retention: attention without a softmax, with a constant decay γ in each head.
 
     oₜ = Σ_{s≤t} γ^(t-s) (scale qₜ·kₛ) vₛ                        quadratic
     Sₜ = γ Sₜ₋₁ + kₜᵀ vₜ,    oₜ = scale qₜ Sₜ                    recurrent, S [H D]
 
-Sun et al., 2023, arXiv:2307.08621, equations 5 to 7. The rotation of queries and keys,
-the norm and the gate around it belong to `models.retention`.
+Sun et al., 2023, arXiv:2307.08621, equations 5 to 7. `models.retention` adds the
+rotation of queries and keys, the norm and the gate.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +19,19 @@ from jaxtyping import Array, Bool, Float
 
 from attention import checks, numerics, recurrence
 
-CHUNK = 128  # tokens
+CHUNK = 128  # Number of tokens in a chunk.
 
 Tokens = tuple[Array, Array, Array, Array]
 Form = Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]
 
 
 def log_decays(num_heads: int) -> Float[np.ndarray, "N"]:
-    """Log γ of each head, γ = 1 - 2^(-5-n): from 1/32 to ever less is lost per step."""
+    """The paper's decays, log γₙ = log(1 - 2^(-5-n)) for head n = 0 … N - 1.
+
+    Head 0 forgets 1/32 of its state per step, and every further head half as much.
+
+    Reference: Sun et al., 2023, arXiv:2307.08621, equation 8.
+    """
     return np.log1p(-(2.0 ** (-5.0 - np.arange(num_heads)))).astype(np.float32)
 
 
@@ -37,7 +42,20 @@ def step(
     value: Float[Array, "D"],
     log_decay: Float[Array, ""],
 ) -> tuple[Float[Array, "H D"], Float[Array, "D"]]:
-    """One token of one head: S after it, and o."""
+    """One token of one head: S ← γ S + kᵀ v, then o = q S.
+
+    Args:
+      state: S before the token.
+      query: q, already scaled.
+      key: k.
+      value: v.
+      log_decay: log γ ≤ 0.
+
+    Returns:
+      S after the token, and o.
+
+    Reference: Sun et al., 2023, arXiv:2307.08621, equation 6.
+    """
     state = jnp.exp(log_decay) * state + key[:, None] * value[None, :]
     return state, query @ state
 
@@ -78,7 +96,7 @@ def _chunked(
     def one(state: Array, tokens: Tokens) -> tuple[Array, Array]:
         return _quadratic(*tokens, state)
 
-    # No key, and no decay, leave a state as it is.
+    # A key of 0 and a log decay of 0 leave the state unchanged.
     tokens = query, key, value, log_decay
     return recurrence.in_chunks(one, state, tokens, size=CHUNK)
 
@@ -100,27 +118,29 @@ def attention(
     state: Float[ArrayLike, "B N H D"] | None = None,
     form: str = "chunked",
 ) -> tuple[Float[Array, "B N H D"], Float[Array, "B T N D"]]:
-    """Reads, in every head, the decaying sum of the values under their keys.
+    """Computes oₜ = Σ_{s≤t} γ^(t-s) (scale qₜ·kₛ) vₛ for every token and head.
 
     Args:
       query: queries.
       key: keys.
-      value: values.
-      log_decay: log γ ≤ 0 of each head, such as `log_decays`.
+      value: values, of any width D.
+      log_decay: log γ ≤ 0 of each head; `log_decays` has the paper's.
       scale: multiplies q·k; None: 1/√H.
-      token_mask: True = real. Padding adds nothing and takes no step.
-      state: S of the tokens before; None: 0.
-      form: a key of FORMS: 'chunked', the fastest; 'recurrent', step by step;
-        'quadratic', with every weight [T T].
+      token_mask: True = real token, False = padding, which adds nothing to the state
+        and lets nothing decay.
+      state: S after the previous tokens; None: 0.
+      form: 'chunked' is the fastest; 'recurrent' runs step by step; 'quadratic' forms
+        all weights [T T].
 
     Returns:
-      The state to continue from, in float32 at least; and o in the dtype of the
-      values, 0 at padding.
+      S after the last token, in float32 (float64 for float64 values); and o in the
+      dtype of the values, 0 at padding.
 
     Raises:
+      TypeError: if the mask is not boolean.
       ValueError: if shapes do not fit, there is no token, or the form is unknown.
 
-    Reference: Sun et al., 2023, arXiv:2307.08621.
+    Reference: Sun et al., 2023, arXiv:2307.08621, equations 5 to 7.
     """
     query, key, value = map(jnp.asarray, (query, key, value))
     if value.ndim != 4 or not value.shape[1]:
@@ -132,7 +152,7 @@ def attention(
     dtype = numerics.accumulation_dtype(value.dtype)
     log_decay = jnp.asarray(log_decay, dtype)
     checks.shape("log_decay", log_decay, (num_heads,))
-    state = recurrence.given_or_zeros(
+    state = recurrence.state_or_zeros(
         state, (batch, num_heads, shape[-1], value_width), dtype
     )
     scale = shape[-1] ** -0.5 if scale is None else scale

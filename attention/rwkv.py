@@ -1,14 +1,14 @@
-"""RWKV's WKV recurrence: an exponentially decaying mean, channel by channel.
+"""RWKV-4's WKV recurrence: an exponentially decaying mean, separate in each channel.
 
            Σ_{s<t} exp(kₛ + (t-1-s) w) vₛ + exp(u + kₜ) vₜ
     wkvₜ = ───────────────────────────────────────────────
            Σ_{s<t} exp(kₛ + (t-1-s) w)    + exp(u + kₜ)
 
-with w ≤ 0 the log of the decay per step, and u the bonus of the present token. Peng et
-al., 2023, arXiv:2305.13048, equation 16 (RWKV-4; there the decay is exp(-w)).
+where w ≤ 0 is the logarithm of the decay per step and u the bonus of the present token.
+Peng et al., 2023, arXiv:2305.13048, equation 16; the paper writes the decay as exp(-w).
 
-Both sums are kept relative to their largest term, so that keys of any size neither
-overflow nor vanish (appendix D). `rwkv6` is the successor with matrices for states.
+Both sums are stored relative to their largest term, so that keys of any size neither
+overflow nor vanish (appendix D). `rwkv6` is the successor, whose states are matrices.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,23 +25,29 @@ from attention import checks, numerics, recurrence
 
 
 class State(NamedTuple):
-    """Both sums, divided by exp(peak); a peak of -inf has seen nothing."""
+    """Numerator and denominator of the mean over the tokens so far, rescaled.
+
+    Attributes:
+      numerator: Σ_{s≤t} exp(kₛ + (t-s) w) vₛ / exp(peak).
+      denominator: the same sum without vₛ.
+      peak: the largest exponent kₛ + (t-s) w; -inf before the first token.
+    """
 
     numerator: Float[Array, "*B E"]
     denominator: Float[Array, "*B E"]
     peak: Float[Array, "*B E"]
 
 
-# Key, value, which tokens are real.
+# Keys, values, and a mask that is True at real tokens.
 Tokens = tuple[Array, Array, Array]
-# (*tokens, log decay, bonus, state) to (state, outputs).
+# (key, value, mask, log decay, bonus, state) -> (state, outputs).
 Form = Callable[[Array, Array, Array, Array, Array, State], tuple[State, Array]]
 
-CHUNK = 64  # tokens
+CHUNK = 64  # Tokens between two states that are stored for the backward pass.
 
 
 def empty(*shape: int, dtype: DTypeLike) -> State:
-    """The state before the first token; shape: [*B E]."""
+    """The state before the first token, for arrays of shape [*B E]."""
     zeros = jnp.zeros(shape, dtype)
     return State(zeros, zeros, jnp.full(shape, -jnp.inf, dtype))
 
@@ -53,17 +59,19 @@ def step(
     log_decay: Float[Array, "*B E"],
     bonus: Float[Array, "*#B E"],
 ) -> tuple[State, Float[Array, "*B E"]]:
-    """One token.
+    """One token: reads wkvₜ, then lets the past decay and adds the token.
 
     Args:
-      state: of the tokens before.
-      key: kₜ; -inf: a token without weight.
+      state: sums over the previous tokens.
+      key: kₜ; -inf gives the token no weight.
       value: vₜ.
-      log_decay: w, of what came before this token, once it has been read.
+      log_decay: w ≤ 0, applied to the previous tokens after wkvₜ has been read.
       bonus: u.
 
     Returns:
-      The state after the token, and wkvₜ; 0 if nothing has weight.
+      The state after the token, and wkvₜ, which is 0 if no token has weight.
+
+    Reference: Peng et al., 2023, arXiv:2305.13048, equation 16 and appendix D.
     """
     output = _mean(_then(state, 0, _token(key + bonus, value)))
     return _then(state, log_decay, _token(key, value)), output
@@ -74,13 +82,13 @@ def _token(key: Float[Array, "*B E"], value: Float[Array, "*B E"]) -> State:
 
 
 def _then(past: State, log_decay: Float[Array, "*B E"] | int, present: State) -> State:
-    """The sums of the past, decayed, and of what came after it."""
-    # The sums do not depend on what they are kept relative to: no gradient.
+    """Adds the sums of later tokens to the decayed sums of the past."""
+    # The result does not depend on the peak, so the peak needs no gradient.
     peak = lax.stop_gradient(jnp.maximum(past.peak + log_decay, present.peak))
-    # Of two empty states it is -inf, and -inf - -inf would be NaN.
+    # The peak of two empty states is -inf, and -inf - -inf would be NaN.
     finite = jnp.where(peak == -jnp.inf, 0, peak)
-    # In this order it corrects the rounding of past.peak + log_decay, which otherwise
-    # adds up over the steps.
+    # In this order the factor corrects the rounding of past.peak + log_decay, which
+    # would otherwise accumulate over the steps.
     kept = jnp.exp((past.peak - finite) + log_decay)
     new = jnp.exp(present.peak - finite)
     return State(
@@ -105,7 +113,7 @@ def _recurrent(
 ) -> tuple[State, Float[Array, "T B E"]]:
     def one(state: State, token: Tokens) -> tuple[State, Array]:
         key, value, real = token
-        # Where a chunk is filled up, no key is -inf yet.
+        # `in_chunks` fills the last chunk with zeros, where the key must be -inf too.
         key = jnp.where(real[:, None], key, -jnp.inf)
         decay = jnp.where(real[:, None], log_decay[None], 0)
         return step(state, key, value, decay, bonus[None])
@@ -160,7 +168,7 @@ def _with_state(
     log_decay: Float[Array, "E"],
     state: State,
 ) -> tuple[Float[Array, "1+T B E"], State]:
-    """Decays and sums of the tokens alone, after those of the state."""
+    """Decays and sums of every single token, with those of the state before them."""
 
     def after(first: Array, rest: Array) -> Array:
         return jnp.concatenate([first[None], rest])
@@ -177,7 +185,7 @@ def _read(
     value: Float[Array, "T B E"],
     bonus: Float[Array, "E"],
 ) -> tuple[State, Float[Array, "T B E"]]:
-    """The last state, and what each token reads from the one before it."""
+    """The last state, and what each token reads from the state before it."""
     before = jax.tree.map(lambda x: x[:-1], states)
     outputs = _mean(_then(before, 0, _token(key + bonus[None, None], value)))
     return jax.tree.map(lambda x: x[-1], states), outputs
@@ -199,27 +207,29 @@ def wkv(
     state: State | None = None,
     form: str = "recurrent",
 ) -> tuple[State, Float[Array, "B T E"]]:
-    """The decaying mean of the values, in every channel.
+    """The decaying mean wkvₜ of the values, in every channel.
 
     Args:
       key: k.
       value: v.
-      log_decay: w ≤ 0, of a step.
-      bonus: u.
-      token_mask: True = real. Padding has no weight and takes no step.
-      state: of the tokens before, [B E]; None: none.
-      form: a key of FORMS: 'recurrent', step by step, with few states kept for the
-        derivative, the fastest on a CPU;
-        'associative', a tree of log T levels; 'quadratic', with every weight [T T E].
+      log_decay: w ≤ 0, the logarithm of the decay per step.
+      bonus: u, added to the key of the present token.
+      token_mask: True = real token, False = padding, which has no weight and lets
+        nothing decay.
+      state: sums over the previous tokens, arrays [B E]; None: there are none.
+      form: 'recurrent' runs step by step, stores few states for the backward pass and
+        is the fastest on a CPU; 'associative' is a tree of log T levels; 'quadratic'
+        forms all weights [T T E].
 
     Returns:
-      The state to continue from, in float32 at least; and wkv in the dtype of the
-      values, 0 at padding.
+      The state after the last token, in float32 (float64 for float64 values); and wkv
+      in the dtype of the values, 0 at padding.
 
     Raises:
+      TypeError: if the mask is not boolean.
       ValueError: if shapes do not fit, or the form is unknown.
 
-    Reference: Peng et al., 2023, arXiv:2305.13048.
+    Reference: Peng et al., 2023, arXiv:2305.13048, equation 16.
     """
     key, value = jnp.asarray(key), jnp.asarray(value)
     if value.ndim != 3:
@@ -243,7 +253,7 @@ def wkv(
         checks.only_real(real, token_mask, False),
     )
 
-    # Each channel of each row is by itself: with time first, nothing has to be lifted.
+    # Channels and rows are independent, so with time first no vmap is needed.
     key, wide_value, real = (jnp.swapaxes(x, 0, 1) for x in tokens)
     state, outputs = run(key, wide_value, real, log_decay, bonus, state)
     outputs = checks.only_real(jnp.swapaxes(outputs, 0, 1), token_mask, 0)

@@ -1,13 +1,14 @@
-"""RWKV-6's WKV recurrence: one matrix per head, decaying as the data say.
+"""RWKV-6's WKV recurrence: one matrix per head, with a decay that depends on the data.
 
-    yₜ = rₜ (Sₜ₋₁ + diag(u) kₜᵀ vₜ)                         read, with a bonus
-    Sₜ = diag(exp wₜ) Sₜ₋₁ + kₜᵀ vₜ                      S [H D]; wₜ ≤ 0, log decay
+    yₜ = rₜ (Sₜ₋₁ + diag(u) kₜᵀ vₜ)                  output, with the bonus u
+    Sₜ = diag(exp wₜ) Sₜ₋₁ + kₜᵀ vₜ                  state S [H D], log decay wₜ ≤ 0
 
-so that yₜ = Σ_{s<t} rₜ diag(exp Σ_{s<i<t} wᵢ) kₛᵀ vₛ + rₜ diag(u) kₜᵀ vₜ: attention
-without a softmax. Peng et al., 2024, arXiv:2404.05892, section 4.2.
+and therefore yₜ = Σ_{s<t} rₜ diag(exp Σ_{s<i<t} wᵢ) kₛᵀ vₛ + rₜ diag(u) kₜᵀ vₜ, that
+is, attention without a softmax. Peng et al., 2024, arXiv:2404.05892, section 4.2.
 
-In chunks the sum is formed with products of matrices inside each, and one step of the
-state between them; every decay is the exponential of a sum ≤ 0, never a quotient.
+The chunked form uses matrix products inside each chunk and one step of the state
+between chunks. Every decay is the exponential of a sum ≤ 0, never a quotient of two
+exponentials, which could overflow.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,8 @@ from jaxtyping import Array, Bool, Float
 
 from attention import checks, numerics, recurrence
 
-# Tokens of a chunk: c H exponentials per token inside it, H D / c per token between.
+# Tokens in a chunk. A chunk of c tokens costs c H exponentials per token inside it,
+# and H D / c operations per token for the state.
 CHUNK = 8
 
 Tokens = tuple[Array, Array, Array, Array]
@@ -36,18 +38,20 @@ def step(
     log_decay: Float[Array, "H"],
     bonus: Float[Array, "H"],
 ) -> tuple[Float[Array, "H D"], Float[Array, "D"]]:
-    """One token of one head.
+    """One token of one head: y = r (S + diag(u) kᵀ v), S ← diag(exp w) S + kᵀ v.
 
     Args:
-      state: S, before.
-      receptance: r.
+      state: S before the token.
+      receptance: r, the counterpart of a query.
       key: k.
       value: v.
-      log_decay: w, of what came before this token, once it has been read.
+      log_decay: w ≤ 0, applied to S after y has been read.
       bonus: u.
 
     Returns:
       S after the token, and y.
+
+    Reference: Peng et al., 2024, arXiv:2404.05892, section 4.2.
     """
     present = key[:, None] * value[None, :]
     output = receptance @ (state + bonus[:, None] * present)
@@ -78,7 +82,8 @@ def _quadratic(
     state: Float[Array, "H D"],
 ) -> tuple[Float[Array, "H D"], Float[Array, "T D"]]:
     left = recurrence.segment_sums(log_decay)
-    # What token t reads has not taken t's own decay: row t - 1, and nothing for t = 0.
+    # Token t reads the state before the decay of step t: row t - 1 of the decays, and
+    # an empty row for t = 0.
     before = jnp.concatenate([jnp.full_like(left[:1], -jnp.inf), left[:-1]])
     decayed = key[None] * jnp.exp(before)
     weights = jnp.einsum("th,tsh->ts", receptance, decayed)
@@ -102,7 +107,7 @@ def _chunked(
         receptance, key, value, log_decay = tokens
         return _quadratic(receptance, key, value, log_decay, bonus, state)
 
-    # No key, and no decay, leave a state as it is.
+    # A key of 0 and a log decay of 0 leave the state unchanged.
     tokens = receptance, key, value, log_decay
     return recurrence.in_chunks(one, state, tokens, size=CHUNK)
 
@@ -124,27 +129,29 @@ def wkv(
     state: Float[ArrayLike, "B N H D"] | None = None,
     form: str = "chunked",
 ) -> tuple[Float[Array, "B N H D"], Float[Array, "B T N D"]]:
-    """Reads, in every head, the decaying sum of the values under their keys.
+    """Computes yₜ = rₜ (Sₜ₋₁ + diag(u) kₜᵀ vₜ) for every token and head.
 
     Args:
-      receptance: r, what queries are elsewhere.
+      receptance: r, the counterpart of queries.
       key: k.
       value: v.
-      log_decay: w ≤ 0, -inf included, of each step and key channel.
-      bonus: u.
-      token_mask: True = real. Padding adds nothing and takes no step.
-      state: S of the tokens before; None: 0.
-      form: a key of FORMS: 'chunked', the fastest; 'recurrent', step by step;
-        'quadratic', with every decay [T T H].
+      log_decay: w ≤ 0 of every step and key channel; may be -inf.
+      bonus: u, the extra weight of the present token.
+      token_mask: True = real token, False = padding, which adds nothing to the state
+        and lets nothing decay.
+      state: S after the previous tokens; None: 0.
+      form: 'chunked' is the fastest; 'recurrent' runs step by step; 'quadratic' forms
+        all decays [T T H].
 
     Returns:
-      The state to continue from, in float32 at least; and y in the dtype of the
-      values, 0 at padding.
+      S after the last token, in float32 (float64 for float64 values); and y in the
+      dtype of the values, 0 at padding.
 
     Raises:
+      TypeError: if the mask is not boolean.
       ValueError: if shapes do not fit, there is no token, or the form is unknown.
 
-    Reference: Peng et al., 2024, arXiv:2404.05892.
+    Reference: Peng et al., 2024, arXiv:2404.05892, section 4.2.
     """
     value = jnp.asarray(value)
     if value.ndim != 4 or not value.shape[1]:
@@ -160,7 +167,7 @@ def wkv(
     checks.shape("key", key, tokens)
     checks.shape("log_decay", log_decay, tokens)
     checks.shape("bonus", bonus, (num_heads, width))
-    state = recurrence.given_or_zeros(
+    state = recurrence.state_or_zeros(
         state, (batch, num_heads, width, value_width), dtype
     )
     run = recurrence.chosen(FORMS, form)

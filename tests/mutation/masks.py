@@ -41,7 +41,7 @@ _ALGEBRA = (
     (
         "& (key >= 0))",
         "& (key > 0))",
-        "nobody may attend to key 0 at given positions",
+        "nobody may attend to key 0 at positions of the call",
     ),
     (
         "self._visible(places) & (key >= 0))",

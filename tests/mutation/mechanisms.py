@@ -107,7 +107,7 @@ _RECURRENCE = (
     (
         "inputs = inputs.at[0].add(decay[0] * state)",
         "inputs = inputs.at[0].add(state)",
-        "the given state does not decay in the first step of a tree",
+        "the initial state does not decay in the first step of a tree",
     ),
     (
         "sums = jnp.cumsum(where(t > s, log_decay[:, None], 0), axis=0)",
@@ -196,7 +196,7 @@ _MAMBA = (
     (
         'y += jnp.einsum("tm,tme,me->te", C, reach, state)',
         'y += jnp.einsum("tm,me->te", C, state)',
-        "the quadratic form reads the given state undecayed",
+        "the quadratic form reads the initial state undecayed",
     ),
 )
 _RETENTION = (
