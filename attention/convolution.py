@@ -118,8 +118,8 @@ def _taps_of_real(
 ) -> tuple[Float[Array, "M E"], list[Float[Array, "T E"]]]:
     count = jnp.cumsum(real)
     # Real tokens line up after the state; padding goes past the end, and is dropped.
-    place = jnp.where(real, len(state) + count - 1, len(state) + len(x))
-    line = jnp.concatenate([state, jnp.zeros_like(x)]).at[place].set(x, mode="drop")
+    index = jnp.where(real, len(state) + count - 1, len(state) + len(x))
+    line = jnp.concatenate([state, jnp.zeros_like(x)]).at[index].set(x, mode="drop")
     first = jnp.maximum(count - 1, 0)
     taps = [line[first + i] for i in range(len(state) + 1)]
     return lax.dynamic_slice_in_dim(line, count[-1], len(state)), taps

@@ -3,8 +3,8 @@
     oₜ = Σ_{s≤t} γ^(t-s) (scale qₜ·kₛ) vₛ                        quadratic
     Sₜ = γ Sₜ₋₁ + kₜᵀ vₜ,    oₜ = scale qₜ Sₜ                    recurrent, S [H D]
 
-Sun et al., 2023, arXiv:2307.08621, equations 5 to 7. `models.retention` adds the
-rotation of queries and keys, the norm and the gate.
+Sun et al., 2023, arXiv:2307.08621, equations 5 to 7, without the rotation of queries
+and keys. `models.retention` adds the norm and the gate.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,11 @@
-"""Mask expressions: evaluation of any mask, and composition (see `attention.masks`).
+"""The base of all masks: how a mask is evaluated, and how masks compose.
 
     (m ∧ n)[i, j] = m[i, j] ∧ n[i, j],   (m ∨ n)[i, j],   (¬m)[i, j]
 
 Every mask is a frozen dataclass registered as a pytree: arrays and offsets are leaves,
-sizes and functions static. The classes validate nothing, since transformations rebuild
-them around tracers and placeholders; the functions of `attention.masks` do.
+sizes and functions static. The classes do not validate their fields, since JAX
+transformations rebuild them around tracers and placeholders; the constructors in
+`attention.masks` do.
 """
 
 import dataclasses
@@ -21,29 +22,38 @@ from attention.masks import block_maps
 
 
 def static() -> Any:
-    """A field that is no leaf of the pytree, but part of its structure."""
+    """Declares a dataclass field that is static structure, not a leaf of the pytree."""
     return dataclasses.field(metadata={"static": True})
 
 
 Visible = Bool[Array, "#B #N #T #S"]
 Valid = Bool[Array, "#B L"] | None
 Predicate = Callable[..., Any]
-# A NumPy number is static: a block map that is made of it is a constant of the program.
+# A NumPy number is a constant of the compiled program, as are block maps made of it.
 Offset = Int[Array, ""] | np.int32
 Lengths = Int[Array, ""] | Int[Array, "B"] | np.int32
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
-    """Where a mask is evaluated; four dimensions each, to broadcast."""
+class Points:
+    """The points at which a mask is evaluated: all pairs of these queries and keys.
+
+    Attributes:
+      query: positions of the queries, before a mask adds its offset.
+      key: positions of the keys.
+      batch: indices of the batch rows; None: all rows of the mask's arrays.
+      head: indices of the heads; None: all heads of the mask's arrays.
+      in_order: whether the points count 0, 1, 2 … in every dimension, so that the
+        mask's arrays can be used without a gather.
+      length: number of keys of the whole sequence, of which these may be a part; None:
+        unknown.
+    """
 
     query: Int[Array, "#B 1 T 1"]
     key: Int[Array, "#B 1 1 S"]
     batch: Int[Array, "B"] | None
     head: Int[Array, "N"] | None
-    # The places count 0, 1, 2 ... in every dimension: data can be used as it stands.
     in_order: bool
-    # The number of keys of the whole sequence, of which these may be a part.
     length: int | None
 
     def spread(self, visible: Visible) -> Bool[Array, "#B #N T S"]:
@@ -52,11 +62,11 @@ class Places:
         return jnp.broadcast_to(visible, (*visible.shape[:2], *full))
 
     def rows(self, data: Array) -> Array:
-        """Takes the batch rows of data, along its first dimension."""
+        """Selects the batch rows from the first dimension of the data."""
         return self._take(data, self.batch, axis=0)
 
     def heads(self, data: Array) -> Array:
-        """Takes the heads of data, along its second dimension."""
+        """Selects the heads from the second dimension of the data."""
         return self._take(data, self.head, axis=1)
 
     def _take(self, data: Array, index: Array | None, *, axis: int) -> Array:
@@ -66,7 +76,7 @@ class Places:
 
 
 class Mask:
-    """Base of all masks; make one with the functions of `attention.masks`."""
+    """Base class of all masks, which the functions of `attention.masks` construct."""
 
     def at(
         self,
@@ -77,17 +87,20 @@ class Mask:
         head: Int[Array, "N"] | None = None,
         length: int | None = None,
     ) -> Bool[Array, "#B #N T S"]:
-        """Evaluates the mask at the given positions, in any order.
+        """Evaluates the mask for all pairs of a query position and a key position.
 
         Args:
-          query_positions: of the queries, before the mask's own offset is added.
-          key_positions: of the keys. A negative one marks an empty slot (of a ring
-            buffer, say), which nobody may attend to, under `~` either.
-          batch: rows of the mask's arrays to take, and at which to evaluate a
-            predicate; None: all rows, and row 0 for a predicate.
-          head: the same for heads.
+          query_positions: positions of the queries in any order, to which the mask
+            adds its offset.
+          key_positions: positions of the keys in any order. A negative position marks
+            an empty slot (of a ring buffer, for example), which no query may attend
+            to; `~` does not change that.
+          batch: indices of the batch rows to select from the mask's arrays, and to pass
+            to a predicate; None: all rows, and row 0 for a predicate.
+          head: indices of the heads to select from the mask's arrays, and to pass to a
+            predicate; None: all heads, and head 0 for a predicate.
           length: number of keys of the whole sequence, of which these positions may
-            be a part; only `bigbird` asks for it.
+            be a part; only `bigbird` without causality uses it.
 
         Returns:
           True = may attend. B and N are 1 where nothing depends on them.
@@ -95,12 +108,12 @@ class Mask:
         Raises:
           TypeError: if positions are not integers.
           ValueError: if positions have neither 1 nor 2 dimensions, or a mask needs
-            the length and was given none.
+            the length and none was passed.
         """
         query = _positions("query_positions", query_positions)[:, None, :, None]
         key = _positions("key_positions", key_positions)[:, None, None, :]
-        places = Places(query, key, batch, head, in_order=False, length=length)
-        return places.spread(self._visible(places) & (key >= 0))
+        points = Points(query, key, batch, head, in_order=False, length=length)
+        return points.spread(self._visible(points) & (key >= 0))
 
     def materialize(
         self,
@@ -123,9 +136,9 @@ class Mask:
           where `dense` arrays are of that size and nothing else needs more.
 
         Raises:
-          ValueError: if the mask's arrays fit neither 1 nor the sizes asked for.
+          ValueError: if the mask's arrays do not broadcast to these sizes.
         """
-        places = Places(
+        points = Points(
             jnp.arange(T, dtype=jnp.int32)[None, None, :, None],
             jnp.arange(S, dtype=jnp.int32)[None, None, None, :],
             jnp.arange(1 if batch_size is None else batch_size, dtype=jnp.int32),
@@ -133,7 +146,7 @@ class Mask:
             in_order=True,
             length=S,
         )
-        visible = self._visible(places)
+        visible = self._visible(points)
         for name, size, asked in zip(
             "BN", visible.shape[:2], (batch_size, num_heads), strict=True
         ):
@@ -151,15 +164,17 @@ class Mask:
         Args:
           T: number of queries.
           S: number of keys.
-          query_block: queries in a block; the last of I = ⌈T / query_block⌉ blocks
-            may have fewer.
-          key_block: the same for the J = ⌈S / key_block⌉ blocks of keys.
+          query_block: number of queries in a block; the last of the
+            I = ⌈T / query_block⌉ blocks may have fewer.
+          key_block: number of keys in a block; the last of the J = ⌈S / key_block⌉
+            blocks may have fewer.
 
         Returns:
-          `some` and `every`, [B|1 N|1 I J]: where `some` is False no query of the
-          block sees a key of it; where `every` is True each query sees each key. B
-          and N are the sizes of the mask's arrays, 1 where nothing depends on them.
-          NumPy arrays, under jit too, if the mask is made of Python numbers alone.
+          `some` and `every`, [B|1 N|1 I J]: where `some` is False, no query of the
+          block sees a key of the block; where `every` is True, each query sees each
+          key. B and N are the sizes of the mask's arrays, 1 where nothing depends on
+          them. They are NumPy arrays, also under jit, if the mask consists of Python
+          numbers only.
 
         Raises:
           ValueError: if a block has less than one position.
@@ -171,21 +186,21 @@ class Mask:
         return spans.spread(self._blocks(spans))
 
     def valid_keys(self, S: int) -> Bool[Array, "#B S"] | None:
-        """False for keys that nobody sees, where that is known of them."""
-        return self._valid(S, of_queries=False)
+        """False at keys that certainly no query sees; None if none is known."""
+        return self._valid(S, for_queries=False)
 
     def valid_queries(self, T: int) -> Bool[Array, "#B T"] | None:
-        """False for queries that see nothing, where that is known of them."""
-        return self._valid(T, of_queries=True)
+        """False at queries that certainly see no key; None if none is known."""
+        return self._valid(T, for_queries=True)
 
-    def _visible(self, places: Places) -> Visible:
+    def _visible(self, points: Points) -> Visible:
         raise NotImplementedError
 
     def _blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         raise NotImplementedError
 
-    def _valid(self, length: int, *, of_queries: bool) -> Valid:
-        del length, of_queries
+    def _valid(self, length: int, *, for_queries: bool) -> Valid:
+        del length, for_queries
         return None
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -204,59 +219,64 @@ class Mask:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class And(Mask):
-    """Visible where both masks show it."""
+    """Visible where both masks are: m ∧ n."""
 
     left: Mask
     right: Mask
 
-    def _visible(self, places: Places) -> Visible:
-        return self.left._visible(places) & self.right._visible(places)
+    def _visible(self, points: Points) -> Visible:
+        return self.left._visible(points) & self.right._visible(points)
 
     def _blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         return self.left._blocks(spans) & self.right._blocks(spans)
 
-    def _valid(self, length: int, *, of_queries: bool) -> Valid:
-        a = self.left._valid(length, of_queries=of_queries)
-        b = self.right._valid(length, of_queries=of_queries)
+    def _valid(self, length: int, *, for_queries: bool) -> Valid:
+        a = self.left._valid(length, for_queries=for_queries)
+        b = self.right._valid(length, for_queries=for_queries)
         return b if a is None else a if b is None else a & b
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Or(Mask):
-    """Visible where one of the masks shows it."""
+    """Visible where at least one of the masks is: m ∨ n."""
 
     left: Mask
     right: Mask
 
-    def _visible(self, places: Places) -> Visible:
-        return self.left._visible(places) | self.right._visible(places)
+    def _visible(self, points: Points) -> Visible:
+        return self.left._visible(points) | self.right._visible(points)
 
     def _blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         return self.left._blocks(spans) | self.right._blocks(spans)
 
-    def _valid(self, length: int, *, of_queries: bool) -> Valid:
-        a = self.left._valid(length, of_queries=of_queries)
-        b = self.right._valid(length, of_queries=of_queries)
+    def _valid(self, length: int, *, for_queries: bool) -> Valid:
+        a = self.left._valid(length, for_queries=for_queries)
+        b = self.right._valid(length, for_queries=for_queries)
         return None if a is None or b is None else a | b
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Not(Mask):
-    """Visible where the mask hides it."""
+    """Visible where the mask is not: ¬m."""
 
     mask: Mask
 
-    def _visible(self, places: Places) -> Visible:
-        return ~self.mask._visible(places)
+    def _visible(self, points: Points) -> Visible:
+        return ~self.mask._visible(points)
 
     def _blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         return ~self.mask._blocks(spans)
 
 
 def integers(x: Any, *, ranks: tuple[int, ...], name: str) -> Integer[Array, "..."]:
-    """The argument as an array of integers, or an error that names it."""
+    """Converts an argument to an array of integers.
+
+    Raises:
+      TypeError: if the argument is not of integers.
+      ValueError: if its number of dimensions is not one of `ranks`.
+    """
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{name} must be integers, got {x.dtype}")
@@ -274,7 +294,11 @@ def _positions(name: str, positions: Any) -> Int[Array, "#B L"]:
 
 
 def boolean(x: Any, complaint: str) -> Bool[Array, "..."]:
-    """The argument as a boolean array, or the complaint and what came instead."""
+    """Converts an argument to a boolean array.
+
+    Raises:
+      TypeError: with the complaint and the dtype, if the argument is not boolean.
+    """
     x = jnp.asarray(x)
     if x.dtype != bool:
         raise TypeError(f"{complaint}, got {x.dtype}")

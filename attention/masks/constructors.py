@@ -1,7 +1,7 @@
-"""Masks as values: who may attend to whom, decided by position, composed with & | ~.
+"""Masks as values: which query may attend to which key, composed with & | ~.
 
-A mask is a predicate on absolute positions p of the query and j of the key; query
-number i stands at p = i + offset, key number j at j:
+A mask is a predicate on the absolute position p of a query and j of a key. Query number
+i has the position p = i + offset, key number j the position j. Visible are:
 
     causal        j ≤ p
     window        p - left ≤ j ≤ p + right
@@ -12,13 +12,14 @@ number i stands at p = i + offset, key number j at j:
     dense         array[p, j]
     where         any function of p, j, the batch row and the head
     longformer    window  ∨  p ∈ globals  ∨  j ∈ globals
-    bigbird       the same of blocks of positions  ∨  some blocks at random
+    bigbird       longformer on blocks of positions  ∨  some random blocks
 
-True = may attend. Nothing of the size T x S exists until `materialize` is called;
-`blocks` tells, by intervals, which blocks of T x S are empty and which are full. A mask
-is a frozen pytree: arrays and offsets are leaves and may be traced; sizes and functions
-are static, so that an equal mask never compiles anew. An offset of the Python number 0
-is no leaf at all, every other one is an int32.
+True = may attend. No array of size T x S is formed until `materialize` is called;
+`blocks` computes, by intervals, which blocks of T x S are empty and which are full. A
+mask is a frozen pytree: arrays and offsets are leaves and may be traced; sizes and
+functions are static, so that an equal mask does not compile again. Offsets are int32
+leaves, except for the Python number 0, which is stored as None. Every function of this
+module returns a mask.
 
 Prefix and segments: Raffel et al. 2019, arXiv:1910.10683. Windows: Child et al. 2019,
 arXiv:1904.10509. Longformer: Beltagy et al. 2020, arXiv:2004.05150. BigBird: Zaheer et
@@ -42,10 +43,13 @@ Predicate = algebra.Predicate
 
 
 def causal(offset: Integer[ArrayLike, ""] = 0) -> Mask:
-    """Keys at or before the query: j ≤ i + offset; offset 0 aligns top-left.
+    """Keys at or before the query: j ≤ i + offset.
 
     Args:
-      offset: position of query 0 among the keys; S - T aligns bottom-right.
+      offset: absolute position of query 0; 0 aligns top-left, S - T bottom-right.
+
+    Raises:
+      TypeError: if the offset is not an integer.
     """
     return leaves.Causal(offset=_offset(offset))
 
@@ -53,15 +57,18 @@ def causal(offset: Integer[ArrayLike, ""] = 0) -> Mask:
 def window(
     left: int | None, right: int | None, offset: Integer[ArrayLike, ""] = 0
 ) -> Mask:
-    """Keys at most `left` before and `right` after the query, both inclusive.
+    """Keys within inclusive distances: p - left ≤ j ≤ p + right.
 
     Args:
       left: largest distance into the past, in positions; None: no bound.
-      right: largest distance into the future; None: no bound.
-      offset: position of query 0 among the keys.
+      right: largest distance into the future, in positions; None: no bound.
+      offset: absolute position of query 0.
 
     Raises:
+      TypeError: if a distance or the offset is not an integer.
       ValueError: if a distance is negative.
+
+    Reference: Child et al., 2019, arXiv:1904.10509.
     """
     left = None if left is None else _at_least(0, left, name="left")
     right = None if right is None else _at_least(0, right, name="right")
@@ -69,10 +76,17 @@ def window(
 
 
 def sliding_window(size: int, offset: Integer[ArrayLike, ""] = 0) -> Mask:
-    """The last `size` keys up to the query, counting its own position: causal.
+    """Causal window of the last `size` keys: p - size < j ≤ p.
+
+    Args:
+      size: number of visible keys, including the one at the query's position.
+      offset: absolute position of query 0.
 
     Raises:
+      TypeError: if the size or the offset is not an integer.
       ValueError: if size < 1.
+
+    Reference: Child et al., 2019, arXiv:1904.10509.
     """
     return window(_at_least(1, size, name="size") - 1, 0, offset)
 
@@ -81,22 +95,30 @@ def prefix(
     length: Integer[ArrayLike, ""] | Integer[ArrayLike, "B"],
     offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
-    """Prefix-LM: everybody sees the first `length` keys; behind them causal.
+    """Prefix-LM: all see the prefix, the rest is causal: j ≤ p ∨ j < length.
 
     Args:
-      length: number of keys in the prefix, one for all or one per row.
-      offset: position of query 0 among the keys.
+      length: number of keys in the prefix, one number for all rows or one per row.
+      offset: absolute position of query 0.
 
     Raises:
+      TypeError: if the length or the offset is not an integer.
       ValueError: if a static length is negative, or lengths have more than 1 dimension.
+
+    Reference: Raffel et al., 2019, arXiv:1910.10683, section 3.2.1.
     """
     return leaves.Prefix(_row_lengths(length, name="length"), offset=_offset(offset))
 
 
 def chunked(size: int, offset: Integer[ArrayLike, ""] = 0) -> Mask:
-    """Queries and keys of the same chunk of `size` positions, in both directions.
+    """Queries and keys of the same chunk, in both directions: ⌊p / size⌋ = ⌊j / size⌋.
+
+    Args:
+      size: number of positions in a chunk.
+      offset: absolute position of query 0.
 
     Raises:
+      TypeError: if the size or the offset is not an integer.
       ValueError: if size < 1.
     """
     return leaves.Chunked(_at_least(1, size, name="size"), offset=_offset(offset))
@@ -107,16 +129,22 @@ def segments(
     key_ids: Integer[ArrayLike, "S"] | Integer[ArrayLike, "B S"] | None = None,
     offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
-    """Queries and keys of equal ids: documents packed into one row.
+    """Queries and keys of the same document: query_ids[p] = key_ids[j].
+
+    For several documents packed into one row.
 
     Args:
-      query_ids: id at each absolute position of a query.
-      key_ids: id at each position of a key; None: `query_ids`.
-      offset: position of query 0 among the keys.
+      query_ids: id of the document at every absolute query position; a query at a
+        position outside the array sees nothing.
+      key_ids: id of the document at every key position; None: `query_ids`. A key at a
+        position outside the array is hidden.
+      offset: absolute position of query 0.
 
     Raises:
-      TypeError: if ids are not integers.
+      TypeError: if ids or the offset are not integers.
       ValueError: if ids are neither [T] nor [B T].
+
+    Reference: Raffel et al., 2019, arXiv:1910.10683.
     """
     query_ids = algebra.integers(query_ids, ranks=(1, 2), name="query_ids")
     if key_ids is not None:
@@ -129,15 +157,17 @@ def lengths(
     query_lengths: Integer[ArrayLike, ""] | Integer[ArrayLike, "B"] | None = None,
     offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
-    """The first keys and queries of each row; the rest is padding.
+    """Rows with padding at the end: j < key_length ∧ p < query_length.
 
     Args:
-      key_lengths: number of keys, one for all or one per row; None: all.
-      query_lengths: the same for queries, counted in absolute positions.
-      offset: position of query 0 among the keys.
+      key_lengths: number of real keys, one number for all rows or one per row; None:
+        all keys are real.
+      query_lengths: the first absolute query position that is padding, one number for
+        all rows or one per row; None: all queries are real.
+      offset: absolute position of query 0.
 
     Raises:
-      TypeError: if lengths are not integers.
+      TypeError: if lengths or the offset are not integers.
       ValueError: if a static length is negative, or lengths have more than 1 dimension.
     """
     if key_lengths is not None:
@@ -148,16 +178,15 @@ def lengths(
 
 
 def dense(array: Bool[ArrayLike, "..."], offset: Integer[ArrayLike, ""] = 0) -> Mask:
-    """A given boolean array, indexed by absolute positions; nothing outside of it.
+    """A boolean array as a mask: array[p, j]; positions outside of it see nothing.
 
     Args:
-      array: True = may attend; broadcasts from the right against [B N T S]. A
-        dimension of 1 holds for all.
-      offset: row of the array for query 0.
+      array: True = may attend; broadcasts from the right against [B N T S].
+      offset: absolute position of query 0, which is its row in the array.
 
     Raises:
-      TypeError: if the array is not boolean.
-      ValueError: if it has more than 4 dimensions.
+      TypeError: if the array is not boolean, or the offset not an integer.
+      ValueError: if the array has more than 4 dimensions.
     """
     array = algebra.boolean(array, "mask must be boolean; use bias= for additive")
     if array.ndim > 4:
@@ -178,12 +207,16 @@ def longformer(
 
     Args:
       window: largest distance to each side, in positions.
-      global_positions: of queries and keys alike; Python ints.
-      causal: and j ≤ p besides.
-      offset: position of query 0 among the keys.
+      global_positions: absolute positions of the global tokens, as Python ints; they
+        apply to queries and to keys.
+      causal: additionally require j ≤ p.
+      offset: absolute position of query 0.
 
     Raises:
+      TypeError: if the window, a position or the offset is not an integer.
       ValueError: if the window or a position is negative.
+
+    Reference: Beltagy et al., 2020, arXiv:2004.05150, section 3.1.
     """
     window = _at_least(0, window, name="window")
     positions = {
@@ -206,28 +239,37 @@ def bigbird(
     length: int | None = None,
     offset: Integer[ArrayLike, ""] = 0,
 ) -> Mask:
-    """Blocks of a window, global blocks, and for each query block others at random.
+    """A window of blocks, global blocks, and random key blocks for each query block.
 
-    Which blocks are random is a pure function of the seed, the query block and the
-    number of blocks there are to choose from: those neither global nor in the window,
-    and if causal only those before it. Otherwise it depends on the number of key
-    blocks in all, ⌈length / block⌉.
+    Query block q sees key block k if
+
+        q < globals  ∨  k < globals  ∨  k ∈ window(q)  ∨  k ∈ random(q)
+
+    The random blocks are chosen among those that are neither global nor in the window,
+    in a causal mask only among those before the window. The choice is a pure function
+    of the seed, the query block and the number of candidates, which without causality
+    depends on the number of all key blocks, ⌈length / block⌉.
 
     Args:
-      block: positions in a block.
-      window: key blocks around the query's own, which counts; odd. If causal the last
-        ones up to the query's own, any number.
-      globals: so many blocks at the start see all and are seen by all.
-      random: further key blocks of each query block; all if fewer are left.
-      seed: of the random choice, less than 2³².
-      causal: and j ≤ p besides, the random blocks all from the past.
-      length: number of keys to choose from; None: as many as `materialize` and
-        `blocks` are asked for, or `at` is told. The causal choice needs none.
-      offset: position of query 0 among the keys.
+      block: number of positions in a block.
+      window: number of key blocks in the window of a query block. It is odd and
+        centred on the query block; in a causal mask it is any number and ends with the
+        query block.
+      globals: number of global blocks at the start, which see all and are seen by all.
+      random: number of random key blocks of each query block; all candidates are taken
+        if there are fewer.
+      seed: seed of the random choice, less than 2³².
+      causal: additionally require j ≤ p.
+      length: number of keys S of the whole sequence, for the choice without causality;
+        None: the S of `materialize` or `blocks`, or the length that is passed to `at`.
+      offset: absolute position of query 0.
 
     Raises:
-      ValueError: if a number is out of range or the window is even, not being causal;
-        from `at` if the choice needs a length and there is none.
+      TypeError: if a number is not an integer.
+      ValueError: if a number is out of range, or the window is even without causality.
+        `at` raises it if the choice needs a length and none was passed.
+
+    Reference: Zaheer et al., 2020, arXiv:2007.14062, section 2.
     """
     width = _at_least(1, window, name="window")
     if not causal and window % 2 == 0:
@@ -248,14 +290,21 @@ def bigbird(
 
 
 def where(predicate: Predicate, offset: Integer[ArrayLike, ""] = 0) -> Mask:
-    """Any relation of positions, batch row and head.
+    """Any function of the positions, the batch row and the head.
 
     Args:
       predicate: `predicate(q_index, kv_index, *, batch, head) -> bool`, called with
         int32 arrays of 4 dimensions, [B|1 1 T 1], [B|1 1 1 S], [B 1 1 1] and
-        [1 N 1 1]; its result broadcasts against [B N T S]. It is static: compiled
-        code is reused for the same function object, not for an equal one.
-      offset: position of query 0 among the keys.
+        [1 N 1 1]; its result broadcasts against [B N T S]. The function is static:
+        compiled code is reused for the same function object, not for an equal one.
+      offset: absolute position of query 0.
+
+    Returns:
+      The mask, whose evaluation raises TypeError if the predicate's result is not
+      boolean.
+
+    Raises:
+      TypeError: if the offset is not an integer.
     """
     return leaves.Where(predicate, offset=_offset(offset))
 
@@ -274,7 +323,7 @@ def _row_lengths(lengths: Any, *, name: str) -> algebra.Lengths:
 
 
 def _at_least(least: int, value: int, *, name: str) -> int:
-    """The value, or a distance longer than any sequence that int32 sums allow."""
+    """Checks an integer, and limits it to 2³⁰ so that sums of positions fit int32."""
     value = operator.index(value)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")

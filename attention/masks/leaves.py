@@ -1,6 +1,6 @@
-"""The masks that are no composition, each decided by the positions of query and key.
+"""The elementary masks, each a predicate on the positions of query and key.
 
-Their meaning is told by the functions of `attention.masks` that make them.
+The constructors in `attention.masks.constructors` document what each of them shows.
 """
 
 import dataclasses
@@ -16,37 +16,41 @@ from attention.masks import algebra, block_maps
 
 @dataclasses.dataclass(frozen=True)
 class Leaf(algebra.Mask):
-    """A mask that is no composition: the one place where offsets are handled."""
+    """Base class of elementary masks, which adds the offset to query positions.
+
+    Attributes:
+      offset: absolute position of query 0; None: 0.
+    """
 
     offset: algebra.Offset | None = dataclasses.field(kw_only=True)
 
-    def _visible(self, places: algebra.Places) -> algebra.Visible:
-        query = places.query
+    def _visible(self, points: algebra.Points) -> algebra.Visible:
+        query = points.query
         if self.offset is not None:
             query = query + self.offset
-        return self._sees(query, places)
+        return self._sees(query, points)
 
     def _sees(
-        self, query: Int[Array, "#B 1 T 1"], places: algebra.Places
+        self, query: Int[Array, "#B 1 T 1"], points: algebra.Points
     ) -> algebra.Visible:
-        """Evaluates at the absolute positions of the queries."""
+        """Evaluates the mask at absolute positions of the queries."""
         raise NotImplementedError
 
     def _blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         return self._sees_blocks(spans.shifted(self.offset))
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
-        """Decides on the blocks, whose queries stand at absolute positions."""
+        """Computes the block map for absolute positions of the queries."""
         raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Causal(Leaf):
-    """See `causal`."""
+    """Keys at or before the query: j ≤ p."""
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
-        return places.key <= query
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
+        return points.key <= query
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         return block_maps.Blocks(
@@ -58,18 +62,18 @@ class Causal(Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window(Leaf):
-    """See `window`."""
+    """Keys within inclusive distances: p - left ≤ j ≤ p + right."""
 
     left: int | None = algebra.static()
     right: int | None = algebra.static()
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
         visible = jnp.ones((1, 1, 1, 1), bool)
         if self.left is not None:
-            visible &= places.key >= query - self.left
+            visible &= points.key >= query - self.left
         if self.right is not None:
-            visible &= places.key <= query + self.right
-        return places.spread(visible)
+            visible &= points.key <= query + self.right
+        return points.spread(visible)
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         blocks = block_maps.FULL
@@ -89,12 +93,12 @@ class Window(Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefix(Leaf):
-    """See `prefix`."""
+    """A prefix that every query sees, and causality: j ≤ p ∨ j < length."""
 
     length: algebra.Lengths
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
-        return (places.key <= query) | (places.key < _per_row(self.length, places))
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
+        return (points.key <= query) | (points.key < _per_row(self.length, points))
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         length = self.length.reshape(-1, 1, 1, 1)
@@ -107,15 +111,15 @@ class Prefix(Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Chunked(Leaf):
-    """See `chunked`."""
+    """Queries and keys of the same chunk: ⌊p / size⌋ = ⌊j / size⌋."""
 
     size: int = algebra.static()
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
-        return query // self.size == places.key // self.size
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
+        return query // self.size == points.key // self.size
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
-        # Consecutive positions lie in consecutive chunks.
+        # The chunk index increases with the position, so its extremes are at the ends.
         chunks = spans.of(self.size)
         return block_maps.equal(
             (chunks.query_first, chunks.query_last), (chunks.key_first, chunks.key_last)
@@ -125,23 +129,23 @@ class Chunked(Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segments(Leaf):
-    """See `segments`."""
+    """Queries and keys of the same document: query_ids[p] = key_ids[j]."""
 
     query_ids: Integer[Array, "T"] | Integer[Array, "B T"]
     key_ids: Integer[Array, "S"] | Integer[Array, "B S"] | None
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
-        query_ids, key_ids = map(places.rows, self._ids())
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
+        query_ids, key_ids = map(points.rows, self._ids())
         query_ids, has_query = _lookup(query_ids, query, axis=2)
-        key_ids, has_key = _lookup(key_ids, places.key, axis=3)
+        key_ids, has_key = _lookup(key_ids, points.key, axis=3)
         return has_query & has_key & (query_ids == key_ids)
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         query, key = spans.positions()
         query_ids, key_ids = self._ids()
-        queries, queries_lie = _extremes(query_ids, query, spans.sizes[0], axis=2)
-        keys, keys_lie = _extremes(key_ids, key, spans.sizes[1], axis=3)
-        return block_maps.equal(queries, keys) & queries_lie & keys_lie
+        queries, has_query = _extremes(query_ids, query, spans.sizes[0], axis=2)
+        keys, has_key = _extremes(key_ids, key, spans.sizes[1], axis=3)
+        return block_maps.equal(queries, keys) & has_query & has_key
 
     def _ids(self) -> tuple[Integer[Array, "#B 1 T 1"], Integer[Array, "#B 1 1 S"]]:
         query_ids = jnp.atleast_2d(self.query_ids)
@@ -152,21 +156,21 @@ class Segments(Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Lengths(Leaf):
-    """See `lengths`."""
+    """Real tokens of padded rows: 0 ≤ j < key_length ∧ 0 ≤ p < query_length."""
 
     key_lengths: algebra.Lengths | None
     query_lengths: algebra.Lengths | None
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
         visible = jnp.ones((1, 1, 1, 1), bool)
         for position, length in (
-            (places.key, self.key_lengths),
+            (points.key, self.key_lengths),
             (query, self.query_lengths),
         ):
             if length is not None:
-                inside = position < _per_row(length, places)
+                inside = position < _per_row(length, points)
                 visible &= inside & (position >= 0)
-        return places.spread(visible)
+        return points.spread(visible)
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         blocks = block_maps.FULL
@@ -182,12 +186,12 @@ class Lengths(Leaf):
                 )
         return blocks
 
-    def _valid(self, length: int, *, of_queries: bool) -> algebra.Valid:
-        lengths = self.query_lengths if of_queries else self.key_lengths
+    def _valid(self, length: int, *, for_queries: bool) -> algebra.Valid:
+        lengths = self.query_lengths if for_queries else self.key_lengths
         if lengths is None:
             return None
         position = jnp.arange(length, dtype=jnp.int32)[None]
-        if of_queries and self.offset is not None:
+        if for_queries and self.offset is not None:
             position = position + self.offset
         return (position >= 0) & (position < jnp.reshape(lengths, (-1, 1)))
 
@@ -195,35 +199,35 @@ class Lengths(Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dense(Leaf):
-    """See `dense`."""
+    """A boolean array, indexed by absolute positions: array[p, j]."""
 
     array: Bool[Array, "..."]
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
         shape = (1,) * (4 - self.array.ndim) + self.array.shape
-        T, S = places.query.shape[2], places.key.shape[3]
-        visible = places.heads(places.rows(self.array.reshape(shape)))
-        if places.in_order and (
+        T, S = points.query.shape[2], points.key.shape[3]
+        visible = points.heads(points.rows(self.array.reshape(shape)))
+        if points.in_order and (
             shape[3] not in (1, S) or (self.offset is None and shape[2] not in (1, T))
         ):
             raise ValueError(
                 "mask must broadcast from the right against [B N T S] with "
                 f"T = {T} and S = {S}, got {list(self.array.shape)}"
             )
-        # The gather is left out wherever the array stands in the order asked for.
-        if shape[2] > 1 and not (places.in_order and self.offset is None):
+        # No gather is needed where the array already has the order of the points.
+        if shape[2] > 1 and not (points.in_order and self.offset is None):
             visible, inside = _lookup(visible, query, axis=2)
             visible &= inside
-        if shape[3] > 1 and not places.in_order:
-            visible, inside = _lookup(visible, places.key, axis=3)
+        if shape[3] > 1 and not points.in_order:
+            visible, inside = _lookup(visible, points.key, axis=3)
             visible &= inside
         return visible
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         shape = (1,) * (4 - self.array.ndim) + self.array.shape
         T, S = spans.lengths
-        stands = shape[2] == 1 or (shape[2] == T and self.offset is None)
-        if not (stands and shape[3] in (1, S)):
+        aligned = shape[2] == 1 or (shape[2] == T and self.offset is None)
+        if not (aligned and shape[3] in (1, S)):
             return block_maps.PARTIAL
         some = every = self.array.reshape(shape)
         for axis, block in zip((2, 3), spans.sizes, strict=True):
@@ -232,9 +236,9 @@ class Dense(Leaf):
                 every = block_maps.reduce(jnp.all, every, block, axis=axis, fill=True)
         return block_maps.Blocks(some, every)
 
-    def _valid(self, length: int, *, of_queries: bool) -> algebra.Valid:
+    def _valid(self, length: int, *, for_queries: bool) -> algebra.Valid:
         shape = (1,) * (4 - self.array.ndim) + self.array.shape
-        if of_queries:
+        if for_queries:
             known = self.offset is None and shape[1:] == (1, length, 1)
         else:
             known = shape[1:] == (1, 1, length)
@@ -244,24 +248,24 @@ class Dense(Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Where(Leaf):
-    """See `where`."""
+    """Any function of the positions, the batch row and the head."""
 
     predicate: algebra.Predicate = algebra.static()
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
         zero = jnp.zeros(1, jnp.int32)
-        batch = zero if places.batch is None else places.batch
-        head = zero if places.head is None else places.head
+        batch = zero if points.batch is None else points.batch
+        head = zero if points.head is None else points.head
         visible = self.predicate(
             query,
-            places.key,
+            points.key,
             batch=batch[:, None, None, None],
             head=head[None, :, None, None],
         )
         visible = algebra.boolean(
             visible, "the result of a mask's predicate must be boolean"
         )
-        return places.spread(visible.reshape((1,) * (4 - visible.ndim) + visible.shape))
+        return points.spread(visible.reshape((1,) * (4 - visible.ndim) + visible.shape))
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         del spans
@@ -269,15 +273,15 @@ class Where(Leaf):
 
 
 def _per_row(
-    lengths: algebra.Lengths, places: algebra.Places
+    lengths: algebra.Lengths, points: algebra.Points
 ) -> Int[Array, "#B 1 1 1"]:
-    return places.rows(jnp.asarray(lengths).reshape(-1, 1, 1, 1))
+    return points.rows(jnp.asarray(lengths).reshape(-1, 1, 1, 1))
 
 
 def _lookup(data: Array, positions: Array, *, axis: int) -> tuple[Array, Array]:
-    """Entries of the data at the positions, and which positions lie inside of it.
+    """Entries of the data at the positions, and which positions are inside the data.
 
-    At the others there is no error and something to ignore.
+    Entries at positions outside the data are arbitrary.
     """
     inside = (positions >= 0) & (positions < data.shape[axis])
     return jnp.take_along_axis(data, positions, axis=axis, mode="fill"), inside
@@ -290,7 +294,7 @@ def _extremes(
     *,
     axis: int,
 ) -> tuple[tuple[Array, Array], block_maps.Blocks]:
-    """The least and the largest id of each block, and whether it lies in the data."""
+    """The least and the largest id of each block, and which blocks have any id."""
     ids, inside = _lookup(ids, jnp.asarray(positions), axis=axis)
     limits = jnp.iinfo(ids.dtype)
 

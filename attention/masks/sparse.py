@@ -1,16 +1,19 @@
-"""Sparse patterns around global positions: the leaves of `longformer` and `bigbird`.
+"""Sparse patterns with global positions: the leaves of `longformer` and `bigbird`.
 
-BigBird decides by blocks of its own. Query block q sees key block k if
+BigBird is defined on blocks of positions. Query block q sees key block k if
 
     q < g  ∨  k < g  ∨  k ∈ window(q)  ∨  k ∈ random(q)
 
-with window(q) the w blocks around q, or the last w up to q if causal. The A blocks
-that are neither among the first g nor in the window are numbered 0 … A - 1 and cut into
-r strata, ⌊A·s/r⌋ … ⌊A·(s + 1)/r⌋ - 1. A hash of (seed, q, A, s) takes a block of each:
-r different ones, or all if there are no more; at any q alone, without a state.
+where window(q) are the w blocks around q, or in a causal mask the last w blocks up to
+q. The A blocks that are neither global nor in the window (in a causal mask, those
+before the window) are numbered 0 … A - 1 and divided into r strata, of which stratum s
+is ⌊A·s/r⌋ … ⌊A·(s + 1)/r⌋ - 1. A hash of (seed, q, A, s) picks one block from each
+stratum: r different blocks, or all of them if A ≤ r. The choice for one q depends on no
+other q and on no state.
 
-Numbers are int32 and uint32, and plain operators and methods let NumPy compute what is
-known while tracing; jax gives the same bits.
+All numbers are int32 or uint32. The code uses only operators and methods that NumPy
+and jax arrays share, so that NumPy computes what is known while tracing, with the same
+bits as jax.
 """
 
 import dataclasses
@@ -31,13 +34,17 @@ Known = block_maps.Known
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Globals(leaves.Leaf):
-    """Some positions see all and are seen by all: see `longformer`."""
+    """Global positions see all and are seen by all: p ∈ positions ∨ j ∈ positions.
 
-    positions: tuple[int, ...] = algebra.static()  # each one once
+    Attributes:
+      positions: absolute positions, without duplicates.
+    """
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
+    positions: tuple[int, ...] = algebra.static()
+
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
         positions = np.array(self.positions, np.int32)
-        return jnp.isin(query, positions) | jnp.isin(places.key, positions)
+        return jnp.isin(query, positions) | jnp.isin(points.key, positions)
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
         queries = self._within(spans.query_first, spans.query_last)
@@ -49,7 +56,7 @@ class Globals(leaves.Leaf):
         )
 
     def _within(self, first: Known, last: Known) -> Int[Known, "1 1 #I #J"]:
-        """How many of the positions each span has."""
+        """How many of the global positions each block contains."""
         positions = np.array(self.positions, np.int32)[None, None, None, None, :]
         inside = (first[..., None] <= positions) & (positions <= last[..., None])
         return inside.sum(-1, dtype=np.int32)
@@ -58,7 +65,17 @@ class Globals(leaves.Leaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BigBird(leaves.Leaf):
-    """See `bigbird`; hiding the future within a block is left to `causal`."""
+    """The pattern of `bigbird`, without the condition j ≤ p of its causal form.
+
+    Attributes:
+      block: number of positions in a block.
+      window: number w of key blocks in the window of a query block.
+      globals: number g of global blocks at the start.
+      random: number r of random key blocks of each query block.
+      seed: seed of the random choice.
+      causal: whether windows end with the query block and random blocks precede them.
+      length: number of keys of the whole sequence; None: asked of the call.
+    """
 
     block: int = algebra.static()
     window: int = algebra.static()
@@ -68,22 +85,22 @@ class BigBird(leaves.Leaf):
     causal: bool = algebra.static()
     length: int | None = algebra.static()
 
-    def _sees(self, query: Array, places: algebra.Places) -> algebra.Visible:
-        query, key = query // self.block, places.key // self.block
-        return jnp.asarray(self._sees_keys(query, key, key, places.length).some)
+    def _sees(self, query: Array, points: algebra.Points) -> algebra.Visible:
+        query, key = query // self.block, points.key // self.block
+        return jnp.asarray(self._sees_keys(query, key, key, points.length).some)
 
     def _sees_blocks(self, spans: block_maps.Spans) -> block_maps.Blocks:
-        own = spans.of(self.block)
-        # As many blocks of its own as a span may touch, however it lies.
-        touched = 1 + -(-(spans.sizes[0] - 1) // self.block)
+        blocks = spans.of(self.block)
+        # The largest number of BigBird's blocks that a span of queries can overlap.
+        overlap = 1 + -(-(spans.sizes[0] - 1) // self.block)
         rows = [
             self._sees_keys(
-                (own.query_first + n).clip(None, own.query_last),
-                own.key_first,
-                own.key_last,
+                (blocks.query_first + n).clip(None, blocks.query_last),
+                blocks.key_first,
+                blocks.key_last,
                 spans.lengths[1],
             )
-            for n in range(touched)
+            for n in range(overlap)
         ]
         return block_maps.Blocks(
             some=functools.reduce(operator.or_, (row.some for row in rows)),
@@ -97,12 +114,13 @@ class BigBird(leaves.Leaf):
         last: Int[Known, "#B 1 1 J"],
         length: int | None,
     ) -> block_maps.Blocks:
-        """Does a query block see some, or every one, of the key blocks first … last?"""
+        """Whether a query block sees some, or every one, of the blocks first … last."""
         begin, end = self._window(query)
         stop = last + 1
-        # Globals, window and random blocks share none: their counts add up.
+        # Global, window and random blocks are disjoint, so their counts add up.
         seen = stop.clip(None, self.globals) - first.clip(None, self.globals)
-        # Methods of the queries' numbers, as these may be traced and the keys' not.
+        # `begin` and `end` call the methods: they may be traced, `first` and `stop` are
+        # not.
         window = end.clip(None, stop) - begin.clip(self.globals).clip(first)
         seen = seen + window.clip(0)
         for pick, exists in self._picks(query, length):
@@ -113,7 +131,7 @@ class BigBird(leaves.Leaf):
         )
 
     def _window(self, query: Int[Known, "#B 1 I 1"]) -> tuple[Known, Known]:
-        """The first block of the window, and the first one behind it."""
+        """The first block of the window, and the first block after it."""
         if self.causal:
             return query - (self.window - 1), query + 1
         return query - self.window // 2, query + (self.window // 2 + 1)
@@ -121,7 +139,7 @@ class BigBird(leaves.Leaf):
     def _picks(
         self, query: Int[Known, "#B 1 I 1"], length: int | None
     ) -> Iterator[tuple[Known, Known]]:
-        """The random blocks one after another, and whether there is one to take."""
+        """Yields each random block, and whether its stratum has a block to pick."""
         if not self.random:
             return
         begin, end = (edge.clip(self.globals) for edge in self._window(query))
@@ -136,14 +154,14 @@ class BigBird(leaves.Leaf):
             size = self._stratum(admissible, stratum + 1) - low
             number = _mixed(state + np.uint32(stratum))
             choice = low + (number % size.clip(1).astype(np.uint32)).astype(np.int32)
-            # Counting on behind the window skips it.
+            # Candidates after the window are numbered without it: skip the window.
             skipped = (choice >= before).astype(np.int32) * (
                 end - self.globals - before
             )
             yield self.globals + choice + skipped, size > 0
 
     def _stratum(self, admissible: Known, stratum: int) -> Known:
-        """⌊A·s/r⌋, without a product that leaves int32."""
+        """⌊A·s/r⌋, computed without a product that could overflow int32."""
         whole, rest = admissible // self.random, admissible % self.random
         return whole * stratum + rest * stratum // self.random
 
@@ -151,13 +169,13 @@ class BigBird(leaves.Leaf):
         length = length if self.length is None else self.length
         if length is None:
             raise ValueError(
-                "bigbird chooses among all key blocks: give length= to it or to at"
+                "bigbird chooses among all key blocks: pass length= to bigbird or to at"
             )
         return -(-length // self.block)
 
 
 def _mixed(x: UInt32[Known, "..."]) -> UInt32[Known, "..."]:
-    """A permutation of 32 bits that spreads each over all (Wellons's lowbias32)."""
+    """Hashes 32 bits by a permutation, Wellons's lowbias32."""
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)

@@ -44,8 +44,8 @@ _ALGEBRA = (
         "nobody may attend to key 0 at positions of the call",
     ),
     (
-        "self._visible(places) & (key >= 0))",
-        "self._visible(places))",
+        "self._visible(points) & (key >= 0))",
+        "self._visible(points))",
         "an empty slot is seen under ~",
     ),
     (
@@ -54,13 +54,13 @@ _ALGEBRA = (
         "masks of too few rows or heads are let through",
     ),
     (
-        "self._valid(T, of_queries=True)",
-        "self._valid(T, of_queries=False)",
+        "self._valid(T, for_queries=True)",
+        "self._valid(T, for_queries=False)",
         "padding of keys is cleared from queries",
     ),
     (
-        "self.left._visible(places) | self.right._visible(places)",
-        "self.left._visible(places) ^ self.right._visible(places)",
+        "self.left._visible(points) | self.right._visible(points)",
+        "self.left._visible(points) ^ self.right._visible(points)",
         "| is exclusive or",
     ),
     (
@@ -88,18 +88,18 @@ _LEAVES = (
         "an offset is subtracted",
     ),
     (
-        "return places.key <= query\n",
-        "return places.key < query\n",
+        "return points.key <= query\n",
+        "return points.key < query\n",
         "causal hides the query's own key",
     ),
     (
-        "visible &= places.key >= query - self.left",
-        "visible &= places.key > query - self.left",
+        "visible &= points.key >= query - self.left",
+        "visible &= points.key > query - self.left",
         "the window's left distance is exclusive",
     ),
     (
-        "(places.key <= query) | (places.key <",
-        "(places.key <= query) & (places.key <",
+        "(points.key <= query) | (points.key <",
+        "(points.key <= query) & (points.key <",
         "nothing but the prefix is seen",
     ),
     (
@@ -108,8 +108,8 @@ _LEAVES = (
         "positions past the ids have a segment",
     ),
     (
-        "inside = position < _per_row(length, places)",
-        "inside = position <= _per_row(length, places)",
+        "inside = position < _per_row(length, points)",
+        "inside = position <= _per_row(length, points)",
         "lengths are one too long",
     ),
     (

@@ -133,8 +133,8 @@ _CONVOLUTION = (
         "the state that is left is the one that came",
     ),
     (
-        "place = jnp.where(real, len(state) + count - 1, len(state) + len(x))",
-        "place = jnp.where(real, len(state) + jnp.arange(len(x)), len(state) + len(x))",
+        "index = jnp.where(real, len(state) + count - 1, len(state) + len(x))",
+        "index = jnp.where(real, len(state) + jnp.arange(len(x)), len(state) + len(x))",
         "padding stands between tokens",
     ),
     (

@@ -184,7 +184,7 @@ def test_length_is_that_of_the_keys_unless_given() -> None:
         both.at(*places, length=40)[0, 0],
         visible(fixed & ~masks.causal(), 24, 40)[:, :16],
     )
-    with pytest.raises(ValueError, match="give length= to it or to at"):
+    with pytest.raises(ValueError, match="pass length= to bigbird or to at"):
         both.at(*places)
     # Where nothing is drawn there is nothing to ask for.
     assert masks.bigbird(4, 1, 1, 0, 0).at(*places).any()
