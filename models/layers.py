@@ -21,9 +21,18 @@ from attention import convolution
 def kernel_inits(
     num_layers: int,
 ) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
-    """Initializers of a block's inner kernels, and of those that add to the stream.
+    """Initializers of a block's kernels: the inner ones, and the output projections.
 
-    2L layers add to the residual stream, which is to stay of the size it starts with.
+    2L output projections add to the residual stream. Their variance is smaller by the
+    factor 1 / 2L, so that the variance of the stream does not grow with the depth.
+
+    Args:
+      num_layers: L, the number of blocks.
+
+    Returns:
+      The initializer of inner kernels, and that of output projections.
+
+    Reference: Radford et al., 2019 (GPT-2), section 2.3.
     """
     out_scale = 1 / (2 * num_layers)
     return (
@@ -35,16 +44,17 @@ def kernel_inits(
 def carried(
     module: nn.Module, name: str, empty: Callable[[], Any]
 ) -> tuple[Any, Callable[[Any], None]]:
-    """The state that a module continues from, and what keeps the next one.
+    """The state that a module continues from, and a function that stores the next one.
 
     Args:
-      module: with an attribute `decode`; if that is False, there is no state.
-      name: of the state in the 'cache' collection.
-      empty: makes the state before the first token.
+      module: a module with an attribute `decode`; if it is False, there is no state.
+      name: name of the state in the 'cache' collection.
+      empty: returns the state before the first token.
 
     Returns:
-      The state, or None; and `keep(state)`, which stores it unless the module is being
-      initialized: that leaves the state empty.
+      The state, or None without `decode`; and `keep(state)`, which stores the next
+      state. While the module is being initialized, `keep` stores nothing, so that the
+      stored state is the empty one.
     """
     if not module.decode:
         return None, lambda state: None
@@ -60,18 +70,19 @@ def carried(
 class Projection(nn.Module):
     """y = x W + b over the last axes, with the parameters of `flax.linen.DenseGeneral`.
 
-    The product is taken on flat matrices: XLA's CPU backend is about twice as fast on
-    the gradient of [B·T E] as on that of [B T E].
+    x is reshaped to a matrix first: on XLA's CPU backend the gradient of a product with
+    [B·T E] is about twice as fast as with [B T E].
 
     Attributes:
-      features: the axes of the output that take the place of the contracted ones.
-      contracted: how many axes at the end of x are contracted.
+      features: sizes of the output axes, which replace the contracted axes.
+      contracted: number of last axes of x that are contracted.
       use_bias: whether b is added.
-      kernel_init: initializer of W, [*inputs *features], from its flat shape.
-      bias_init: initializer of b, [*features].
-      dtype: of the computation; None: inferred from x and the parameters.
-      param_dtype: of the parameters.
-      precision: of the matrix product.
+      kernel_init: initializer of W [*inputs *features], called with the shape of the
+        flattened matrix.
+      bias_init: initializer of b [*features].
+      dtype: dtype of the computation; None: inferred from x and the parameters.
+      param_dtype: dtype of the parameters.
+      precision: precision of the matrix product.
     """
 
     features: tuple[int, ...]
@@ -85,7 +96,14 @@ class Projection(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Projects every position of x."""
+        """Computes x W + b.
+
+        Args:
+          x: an array [*leading *inputs], `inputs` being the contracted axes.
+
+        Returns:
+          An array [*leading *features].
+        """
         leading = x.shape[: -self.contracted]
         inputs = x.shape[-self.contracted :]
         flat = (math.prod(inputs), math.prod(self.features))
@@ -111,17 +129,17 @@ class Projection(nn.Module):
 
 
 class Mixer(nn.Module, kw_only=True):
-    """What the mixers share that carry a state from token to token.
+    """Base class of the mixers that carry a state from token to token.
 
-    A mixer implements `mix_tokens`, whose parameters belong to the call.
+    A subclass implements `mix_tokens`, and creates its parameters in it.
 
     Attributes:
-      kernel_init: initializer of the projections of the input.
-      out_kernel_init: initializer of the projection back.
-      dtype: of the computation; None: inferred from inputs and parameters. States are
-        never narrower than float32.
-      decode: continue from the state in the 'cache' collection, and leave the last one
-        there; any number of tokens at a time. Initializing leaves it empty.
+      kernel_init: initializer of the input projections.
+      out_kernel_init: initializer of the output projection.
+      dtype: dtype of the computation; None: inferred from inputs and parameters. States
+        are in float32, or in float64 for float64.
+      decode: whether to continue from the state in the 'cache' collection, and to store
+        the last state there; each call takes any number of tokens.
     """
 
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
@@ -143,13 +161,14 @@ class Mixer(nn.Module, kw_only=True):
 
         Args:
           x: the tokens.
-          deterministic: not used: these mixers have no dropout.
-          token_mask: False marks padding, on either side, which changes no state.
-          token_positions: not used: the order of the tokens suffices.
-          sow_weights: not used: there are no weights.
+          deterministic: not used, since these mixers have no dropout.
+          token_mask: False marks padding, on either side, which changes no state; None:
+            there is none.
+          token_positions: not used, since the order of the tokens is sufficient.
+          sow_weights: not used, since there are no attention weights.
 
         Returns:
-          The mixed tokens; those at padding mean nothing.
+          The mixed tokens; the output at padding is arbitrary.
 
         Raises:
           ValueError: if heads or shapes do not fit.
@@ -160,13 +179,13 @@ class Mixer(nn.Module, kw_only=True):
     def mix_tokens(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Computes the call's output."""
+        """Computes the output of `__call__`; token_mask is False at padding."""
         raise NotImplementedError
 
     def project(
         self, name: str, x: Float[Array, "..."], *features: int, use_bias: bool = False
     ) -> Float[Array, "..."]:
-        """Projects the last axis of x to new ones."""
+        """Projects the last axis of x to axes of the sizes `features`."""
         return Projection(
             features=features,
             use_bias=use_bias,
@@ -184,7 +203,7 @@ class Mixer(nn.Module, kw_only=True):
         contracted: int = 1,
         use_bias: bool = False,
     ) -> Float[Array, "..."]:
-        """Projects the last `contracted` axes of x to the width of the stream."""
+        """Projects the last `contracted` axes of x to one axis of size `width`."""
         return Projection(
             features=(width,),
             contracted=contracted,
@@ -196,14 +215,14 @@ class Mixer(nn.Module, kw_only=True):
 
 
 class MLP(nn.Module):
-    """Two projections with a nonlinearity between them, at every position alone.
+    """The MLP W₂ gelu(W₁ x), applied to every position.
 
     Attributes:
-      width: F, of the layer between.
+      width: F, the width of the hidden layer.
       use_bias: whether the projections have biases.
-      kernel_init: initializer of the first projection.
-      out_kernel_init: initializer of the second one.
-      dtype: of the computation.
+      kernel_init: initializer of W₁.
+      out_kernel_init: initializer of W₂.
+      dtype: dtype of the computation.
     """
 
     width: int
@@ -214,7 +233,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B T E"]) -> Float[Array, "*B T E"]:
-        """Maps every position by itself."""
+        """Computes W₂ gelu(W₁ x) at every position."""
         h = Projection(
             features=(self.width,),
             use_bias=self.use_bias,
@@ -232,11 +251,16 @@ class MLP(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """Mixes each channel of a token with those of the few tokens before it.
+    """A causal convolution over tokens, separate in each channel.
+
+        yₜ = Σ_w kernel_w x_{t-W+1+w},    w = 0 … W-1
 
     Attributes:
-      width: W, tokens that one sees, itself included.
-      decode: keep the last tokens in the 'cache' collection, and continue from them.
+      width: W, the number of tokens that a token sees, including the token itself.
+      decode: whether to continue from the last W - 1 tokens in the 'cache' collection,
+        and to store them there.
+
+    Reference: Arora et al., 2023, arXiv:2312.04927.
     """
 
     width: int
@@ -249,7 +273,15 @@ class ShortConvolution(nn.Module):
         *,
         token_mask: Bool[Array, "B T"] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Convolves real tokens, whose neighbours are real ones; padding becomes 0."""
+        """Convolves the real tokens as though padding were removed.
+
+        Args:
+          x: the tokens.
+          token_mask: False marks padding, on either side; None: there is none.
+
+        Returns:
+          y, 0 at padding.
+        """
         batch, _, channels = x.shape
         shape = self.width, channels
         kernel = self.param("kernel", _identity_and_noise, shape, jnp.float32)
@@ -264,20 +296,21 @@ class ShortConvolution(nn.Module):
 
 
 def _identity_and_noise(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A kernel that passes the present token on, beside as much noise of all it sees.
+    """Initializes the kernel to the identity plus noise of variance 1 / W.
 
-    With less noise, or without the token, a model takes longer to learn recall.
+    The identity and the noise contribute equally to the variance of the output. With
+    less noise, or without the identity, a model takes longer to learn recall.
     """
     noise = nn.initializers.normal(shape[0] ** -0.5)(rng, shape, dtype)
     return noise.at[-1].add(1)
 
 
 class Embedding(nn.Module):
-    """A table of vectors, one per id, read both ways.
+    """A table of vectors, one per id, for the input and for a tied output layer.
 
     Attributes:
       size: V, the number of ids.
-      width: E.
+      width: E, the width of the vectors.
       embedding_init: initializer of the table.
     """
 
@@ -292,13 +325,13 @@ class Embedding(nn.Module):
         )
 
     def __call__(self, ids: Int[Array, "*B T"]) -> Float[Array, "*B T E"]:
-        """Looks the vectors up; an id outside 0 … V-1 gives NaN, never another row."""
+        """Looks up the vectors; an id outside 0 … V-1 gives NaN, never another row."""
         return self.embedding.at[ids].get(
             mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
         )
 
     def attend(self, x: Float[Array, "*B T E"]) -> Float[Array, "*B T V"]:
-        """Scores every id against x, in float32: x · embeddingᵥ."""
+        """Computes the logits x · embeddingᵥ of every id v, in float32."""
         flat = x.reshape(-1, self.width)
         table = self.embedding.astype(x.dtype)
         logits = jnp.matmul(flat, table.T, preferred_element_type=jnp.float32)

@@ -1,10 +1,11 @@
-"""A layer of linear attention: project, attend by features in every head, project back.
+"""A layer of multi-head linear attention.
 
-    headₙ  = linear attention(x W_qⁿ, x W_kⁿ, x W_vⁿ) under φ
+    headₙ  = linear attention(x W_qⁿ, x W_kⁿ, x W_vⁿ) with feature map φ
     output = Σₙ headₙ W_oⁿ
 
-See `attention.linear` for the mechanism; with the random features of
-`attention.random_features` this is a layer of Performer.
+`attention.linear` computes a head: Katharopoulos et al., 2020, arXiv:2006.16236. With
+the random features of `attention.random_features` this is a layer of Performer:
+Choromanski et al., 2021, arXiv:2009.14794.
 """
 
 from jaxtyping import Array, Bool, Float
@@ -17,9 +18,9 @@ class LinearAttention(layers.Mixer):
     """Causal linear self-attention.
 
     Attributes:
-      num_heads: N query heads.
-      num_kv_heads: K key/value heads, a divisor of N; None: N.
-      feature_map: φ, of the last axis of queries and keys.
+      num_heads: N, the number of query heads, a divisor of the width E.
+      num_kv_heads: K, the number of key/value heads, a divisor of N; None: N.
+      feature_map: φ, which maps the last axis of queries and keys.
       use_bias: whether the four projections have biases.
     """
 
@@ -31,7 +32,11 @@ class LinearAttention(layers.Mixer):
     def mix_tokens(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Attends by features; ValueError if the heads do not divide the width."""
+        """Computes linear attention in every head, and projects it to width E.
+
+        Raises:
+          ValueError: if N does not divide E, or K not N.
+        """
         head_width = heads.head_width(x.shape[-1], self.num_heads)
         num_kv_heads = self.num_kv_heads or self.num_heads
         query, key, value = (

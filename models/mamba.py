@@ -1,12 +1,12 @@
-"""Mamba: a gated selective scan as the only layer of a block.
+"""Mamba: a gated selective scan, which is the only layer of a block.
 
     x, z = W_in input
     x    = silu(conv(x))                          depthwise, causal, a few tokens wide
     δ, B, C = W_x x,   Δ = softplus(W_Δ δ + b_Δ)
     output = W_out (scan(x, Δ, A, B, C, D) · silu(z)),   A = -exp(A_log)
 
-Gu and Dao, 2023, arXiv:2312.00752, section 3.4; initial values from the authors' code.
-`attention.mamba` is the scan.
+Gu and Dao, 2023, arXiv:2312.00752, section 3.4; the initial values follow the authors'
+implementation. `attention.mamba` computes the scan.
 """
 
 import math
@@ -20,20 +20,22 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import convolution, mamba, numerics
 from models import layers
 
-# Initial steps Δ are spread evenly over the logarithms between these.
+# The range of initial step sizes Δ, whose logarithm is uniform.
 _STEP_SIZES = (0.001, 0.1)
 
 
 class MambaMixer(layers.Mixer):
-    """Mixes tokens by a selective scan.
+    """Mixes tokens by a gated selective scan: W_out (scan(x, …) · silu(z)).
 
     Attributes:
-      state_size: M, states of each channel.
-      expand: channels F of the scan, as a multiple of the width E.
-      conv_width: tokens that the convolution sees.
+      state_size: M, the number of states of each channel.
+      expand: ratio of the number of channels of the scan to the width E.
+      conv_width: W, the number of tokens that the convolution sees.
       step_rank: width of δ; None: E / 16, rounded up.
       use_bias: whether W_in and W_out have biases.
-      use_conv_bias: whether the convolution has one.
+      use_conv_bias: whether the convolution has a bias.
+
+    Reference: Gu and Dao, 2023, arXiv:2312.00752, section 3.4.
     """
 
     state_size: int = 16
@@ -46,7 +48,7 @@ class MambaMixer(layers.Mixer):
     def mix_tokens(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Convolves, scans and gates."""
+        """Convolves the tokens, scans, gates and projects to width E."""
         batch, _, width = x.shape
         channels, size = self.expand * width, self.state_size
         rank = self.step_rank or math.ceil(width / 16)
@@ -108,22 +110,29 @@ class MambaMixer(layers.Mixer):
 
 
 class MambaLM(nn.Module):
-    """A language model of nothing but Mamba: norms and mixers on a residual stream.
+    """A language model whose only layers are Mamba mixers.
+
+        x ← embed(tokens)
+        x ← x + mixer(norm(x))                     in L blocks
+        logits = norm(x) · unembeddingᵀ
 
     Attributes:
-      vocab_size: V.
-      width: E.
-      num_layers: L.
-      state_size: M, states of each channel.
-      expand: channels F of the scan, as a multiple of the width E.
-      conv_width: tokens that the convolution of a mixer sees.
+      vocab_size: V, the number of token ids.
+      width: E, the width of the residual stream.
+      num_layers: L, the number of blocks.
+      state_size: M, the number of states of each channel.
+      expand: ratio of the number of channels of the scan to the width E.
+      conv_width: W, the number of tokens that the convolution of a mixer sees.
       step_rank: width of δ; None: E / 16, rounded up.
       use_bias: whether W_in and W_out have biases.
       use_conv_bias: whether the convolution has a bias.
-      norm_epsilon: added to mean squares by the RMSNorms.
-      tie_embeddings: whether the output layer is the embedding, transposed.
-      dtype: of the mixers; the stream is in float32.
-      decode: keep the state in the 'cache' collection, and continue from it.
+      norm_epsilon: epsilon of the RMSNorms, added to the mean square.
+      tie_embeddings: whether the output layer is the transposed embedding.
+      dtype: dtype of the mixers; the residual stream is in float32.
+      decode: whether to continue from the state in the 'cache' collection, and to store
+        the last state there.
+
+    Reference: Gu and Dao, 2023, arXiv:2312.00752, section 3.4.
     """
 
     vocab_size: int
@@ -150,11 +159,11 @@ class MambaLM(nn.Module):
         """Scores the next token at every position.
 
         Args:
-          tokens: ids; one outside 0 … V-1 makes NaN of its row.
-          token_mask: False marks padding, on any side.
+          tokens: ids; an id outside 0 … V-1 makes the logits of its row NaN.
+          token_mask: False marks padding, on either side; None: there is none.
 
         Returns:
-          float32 logits; those at padding mean nothing.
+          float32 logits; those at padding are arbitrary.
         """
         init = nn.initializers.normal(0.02)
         embedding = layers.Embedding(
@@ -183,19 +192,19 @@ class MambaLM(nn.Module):
         ).attend(x)
 
 
-# As wide as PyTorch's for the fan-in of a depthwise convolution, its width W.
+# PyTorch's default for a depthwise convolution, whose fan-in is its width W.
 _conv_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def _log_rates(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A = -1, -2, …, -M in every channel (S4D-Real)."""
+    """Initializes A to -1, -2, …, -M in every channel (S4D-Real), as log(-A)."""
     del rng
     rates = jnp.arange(1, shape[1] + 1, dtype=dtype)
     return jnp.broadcast_to(jnp.log(rates)[None], shape)
 
 
 def _step_bias(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The inverse of softplus at steps that are uniform in their logarithm."""
+    """Initializes b_Δ to softplus⁻¹(Δ), where log Δ is uniform in the range above."""
     low, high = (math.log(size) for size in _STEP_SIZES)
     sizes = jnp.exp(jax.random.uniform(rng, shape, dtype, low, high))
     return sizes + jnp.log(-jnp.expm1(-sizes))

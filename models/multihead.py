@@ -5,8 +5,8 @@
 
 Vaswani et al., 2017, arXiv:1706.03762. Parameters, constructor and call are those of
 `flax.linen.MultiHeadDotProductAttention`, so a checkpoint of one loads into the other.
-Beyond it: grouped key/value heads, rotary and ALiBi positions, lazy masks, and every
-implementation of `attention.dot_product_attention`.
+This module adds grouped key/value heads, rotary and ALiBi positions, lazy masks, and
+every implementation of `attention.dot_product_attention`.
 """
 
 import warnings
@@ -29,30 +29,33 @@ class MultiHeadAttention(nn.Module):
     """Multi-head, grouped or multi-query attention; self-attention or cross-attention.
 
     Attributes:
-      num_heads: N query heads.
-      dtype: of the computation; None: inferred from inputs and parameters.
-      param_dtype: of the parameters.
-      qkv_features: width of all query heads together, N · H; None: the input's width.
-      out_features: width of the output; None: the input's width.
-      broadcast_dropout: drop the same weights in every row and head, as flax does.
-      dropout_rate: the probability of dropping an attention weight.
-      deterministic: if True, no dropout; may be given at the call instead.
-      precision: of the matrix products.
+      num_heads: N, the number of query heads.
+      dtype: dtype of the computation; None: inferred from inputs and parameters.
+      param_dtype: dtype of the parameters.
+      qkv_features: N · H, the width of all query heads together; None: the width of
+        `inputs_q`.
+      out_features: width of the output; None: the width of `inputs_q`.
+      broadcast_dropout: whether to drop the same weights in every row and head, which
+        is flax's default.
+      dropout_rate: probability of dropping an attention weight.
+      deterministic: True disables dropout; None: the call decides.
+      precision: precision of the matrix products.
       kernel_init: initializer of the projections.
       out_kernel_init: initializer of the output projection; None: `kernel_init`.
       bias_init: initializer of the biases.
       out_bias_init: initializer of the output's bias; None: `bias_init`.
       use_bias: whether the four projections have biases.
-      normalize_qk: LayerNorm on queries and keys (Dehghani et al., 2023,
-        arXiv:2302.05442).
-      force_fp32_for_softmax: sow the weights in float32, not in the dtype of the
-        computation; the softmax itself is never narrower here.
-      num_kv_heads: K key/value heads, a divisor of N; None: N.
-      position_encoding: a scheme of `models.positional` that acts in attention:
-        'rotary' turns queries and keys by their positions, 'alibi' lowers scores in
-        proportion to the distance, 'none' does nothing.
+      normalize_qk: whether to apply a LayerNorm to queries and keys (Dehghani et al.,
+        2023, arXiv:2302.05442).
+      force_fp32_for_softmax: whether to sow the weights in float32 rather than in the
+        dtype of the computation; the softmax is computed in float32 or float64 in
+        either case.
+      num_kv_heads: K, the number of key/value heads, a divisor of N; None: N.
+      position_encoding: 'rotary' rotates queries and keys by their positions, 'alibi'
+        lowers scores in proportion to the distance, 'none' does nothing.
       scale: multiplies q·k; None: 1/√H.
-      implementation: of `attention.dot_product_attention`; None: chosen.
+      implementation: a name of `attention.IMPLEMENTATIONS`; None: chosen by platform,
+        sizes and arguments.
     """
 
     num_heads: int
@@ -91,30 +94,34 @@ class MultiHeadAttention(nn.Module):
         query_positions: Int[Array, "*#B T"] | None = None,
         key_positions: Int[Array, "*#B S"] | None = None,
     ) -> Float[Array, "*B T E_out"]:
-        """Attends from `inputs_q` to `inputs_k`, and sums `inputs_v`.
+        """Computes Σₙ attention(x_q W_qⁿ, x_k W_kⁿ, x_v W_vⁿ) W_oⁿ.
 
         Args:
-          inputs_q: what the queries are made of.
-          inputs_k: what the keys are made of; None: `inputs_q` (self-attention).
-          inputs_v: what the values are made of; None: `inputs_k`.
-          inputs_kv: flax's deprecated way to give both at once.
+          inputs_q: x_q, the input of the query projection.
+          inputs_k: x_k, the input of the key projection; None: `inputs_q`, which is
+            self-attention.
+          inputs_v: x_v, the input of the value projection; None: `inputs_k`.
+          inputs_kv: flax's deprecated argument for `inputs_k` and `inputs_v` at once.
           mask: True = may attend: a `masks.Mask`, whose arrays index the flattened
-            batch, or an array that broadcasts from the right against [*B N T S],
-            boolean or as flax makes them, of 0 and 1.
-          deterministic: if True, no dropout; give it here or as the attribute.
-          dropout_rng: a key; None: the 'dropout' stream, if there is dropout.
-          sow_weights: sow the weights [*B N T S], before dropout, as
+            batch, or an array that broadcasts from the right against [*B N T S] and is
+            boolean or, following flax, of the numbers 0 and 1.
+          deterministic: True disables dropout; None: the attribute decides. With a
+            dropout rate above 0 exactly one of the two must be set.
+          dropout_rng: a random key; None: the 'dropout' stream, if there is dropout.
+          sow_weights: whether to sow the weights [*B N T S], before dropout, as
             'attention_weights' in the 'intermediates' collection.
-          query_positions: for 'rotary' and 'alibi'; None: 0 … T-1.
-          key_positions: the same for keys; None: as the queries' in self-attention,
-            else 0 … S-1.
+          query_positions: positions of the queries, for 'rotary' and 'alibi'; None:
+            0 … T-1.
+          key_positions: positions of the keys, for 'rotary' and 'alibi'; None: the
+            query positions in self-attention, else 0 … S-1.
 
         Returns:
           [*B T out_features].
 
         Raises:
           TypeError: if the mask is an array of other numbers than 0 and 1.
-          ValueError: if widths, heads or shapes do not fit.
+          ValueError: if widths, heads or shapes do not fit, or `deterministic` is
+            needed and set nowhere or twice.
         """
         if inputs_k is None and inputs_kv is None and key_positions is None:
             key_positions = query_positions
@@ -207,7 +214,7 @@ def _key_and_value_inputs(
     inputs_v: Array | None,
     inputs_kv: Array | None,
 ) -> tuple[Array, Array]:
-    """What keys and values are made of, by flax's rules."""
+    """Resolves the inputs of the key and value projections by flax's rules."""
     if inputs_kv is not None:
         if inputs_k is not None or inputs_v is not None:
             raise ValueError(
@@ -234,7 +241,7 @@ def _with_positions(
     query_positions: Int[Array, "*#B T"] | None,
     key_positions: Int[Array, "*#B S"] | None,
 ) -> tuple[Array, Array, softmax.ScoreMod | None]:
-    """Tells queries and keys, or their scores, where they stand."""
+    """Rotates queries and keys, or makes a score modifier, by their positions."""
     known = (*positional.IN_ATTENTION, "none")
     if encoding not in known:
         raise ValueError(
@@ -243,7 +250,7 @@ def _with_positions(
     scheme = positional.SCHEMES[encoding]
     score_mod = None
     if scheme.score_mod is not None:
-        # A score modifier knows the index of the row in the flattened batch.
+        # A score modifier receives the index of the row in the flattened batch.
         flat = [
             p if p is None or p.ndim == 1 else p.reshape(-1, p.shape[-1])
             for p in (query_positions, key_positions)
@@ -260,7 +267,7 @@ def _with_positions(
 
 
 def _as_mask(mask: masks.Mask | Array | None) -> masks.Mask | Array | None:
-    """Takes flax's masks of 0 and 1 for booleans; refuses other numbers."""
+    """Converts flax's masks of 0 and 1 to booleans; refuses other numbers."""
     if mask is None or isinstance(mask, masks.Mask) or mask.dtype == jnp.bool_:
         return mask
     if not isinstance(mask, jax.core.Tracer):

@@ -1,8 +1,9 @@
-"""Published checkpoints, as modules and parameters of this house.
+"""Loads published checkpoints into the modules of `models`.
 
-A checkpoint is a folder with `config.json` and `model.safetensors`, as on the Hugging
-Face hub. What is special to an architecture stands in a table: what its settings mean,
-and which tensor belongs where. PyTorch keeps the matrix of a layer as [out in], flax as
+A checkpoint is a folder in the format of the Hugging Face hub, with the files
+`config.json` and `model.safetensors`. The table `ARCHITECTURES` has one entry for each
+supported `model_type`: how to build the module from the settings, and which tensor
+becomes which parameter. PyTorch stores the matrix of a layer as [out in], flax as
 [in out].
 """
 
@@ -26,40 +27,40 @@ Config = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a tensor belongs, or one of every layer.
+class Weight:
+    """Which parameter a tensor of a checkpoint becomes, in one or in every layer.
 
     Attributes:
-      name: of the tensor in the checkpoint; {i} stands for the number of the layer.
-      path: of the parameter, the like.
-      change: of the array.
+      name: name of the tensor in the checkpoint; {i} is the index of the layer.
+      path: path of the parameter in the module; {i} is the index of the layer.
+      convert: converts the tensor to the parameter's shape.
     """
 
     name: str
     path: str
-    change: Callable[[Array], Array] = jnp.asarray
+    convert: Callable[[Array], Array] = jnp.asarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """How to read one `model_type`.
+    """How to load the checkpoints of one `model_type`.
 
     Attributes:
-      module: `module(config, decode=...)`, from what config.json says.
-      places: of all tensors.
-      output: name of the output layer's tensor, which checkpoints that tie it to the
-        embedding may repeat.
-      embedding: name of the embedding's.
+      module: `module(config, decode=...)` builds the module from config.json.
+      weights: the mapping from tensors to parameters.
+      output: name of the output layer's tensor. A checkpoint whose output layer is tied
+        to the embedding may contain it as a copy of the embedding.
+      embedding: name of the embedding's tensor.
     """
 
     module: Callable[..., nn.Module]
-    places: tuple[Place, ...]
+    weights: tuple[Weight, ...]
     output: str
     embedding: str
 
 
 def load(path: str | pathlib.Path, *, decode: bool = False) -> tuple[nn.Module, Any]:
-    """Reads a checkpoint.
+    """Loads a checkpoint.
 
     Args:
       path: a folder with `config.json` and `model.safetensors`.
@@ -67,12 +68,13 @@ def load(path: str | pathlib.Path, *, decode: bool = False) -> tuple[nn.Module, 
 
     Returns:
       The module, and its parameters in float32, such that
-      `module.apply({"params": parameters}, tokens)` gives logits.
+      `module.apply({"params": parameters}, tokens)` returns logits.
 
     Raises:
-      FileNotFoundError: if one of the two files is not there.
-      ValueError: if the `model_type` or a setting is not supported or missing; if
-        tensors are missing or find no use, all of them named; if one does not fit.
+      FileNotFoundError: if one of the two files does not exist.
+      ValueError: if the `model_type` or a setting is missing or not supported; if
+        tensors are missing or unused, with the names of all of them; or if a tensor
+        does not have the parameter's shape.
     """
     folder = pathlib.Path(path)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -89,14 +91,14 @@ def load(path: str | pathlib.Path, *, decode: bool = False) -> tuple[nn.Module, 
         raise ValueError(f"config.json has no {error}") from None
     tensors = safetensors.flax.load_file(folder / "model.safetensors")
     shapes = _shapes(module)
-    places = _places(architecture, num_layers, shapes)
-    if architecture.output not in places:
+    weights = _weights(architecture, num_layers, shapes)
+    if architecture.output not in weights:
         _drop_copy(tensors, architecture)
-    return module, _parameters(places, shapes, tensors)
+    return module, _parameters(weights, shapes, tensors)
 
 
 def _drop_copy(tensors: dict[str, Array], architecture: Architecture) -> None:
-    """Drops an output layer that says what the embedding says already."""
+    """Drops the tensor of the output layer if it is a copy of the embedding."""
     copy = tensors.get(architecture.output)
     original = tensors.get(architecture.embedding)
     if copy is not None and original is not None and jnp.array_equal(copy, original):
@@ -111,39 +113,39 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {path: x.shape for path, x in flat.items()}
 
 
-def _places(
+def _weights(
     architecture: Architecture, num_layers: int, shapes: Mapping[str, Any]
-) -> dict[str, Place]:
-    """The tensors that the module asks for, by name."""
-    places = [
-        Place(place.name.format(i=i), place.path.format(i=i), place.change)
-        for place in architecture.places
-        for i in range(num_layers if "{i}" in place.path else 1)
+) -> dict[str, Weight]:
+    """The entries for the module's parameters, by name of the tensor."""
+    weights = [
+        Weight(weight.name.format(i=i), weight.path.format(i=i), weight.convert)
+        for weight in architecture.weights
+        for i in range(num_layers if "{i}" in weight.path else 1)
     ]
-    return {place.name: place for place in places if place.path in shapes}
+    return {weight.name: weight for weight in weights if weight.path in shapes}
 
 
 def _parameters(
-    places: Mapping[str, Place],
+    weights: Mapping[str, Weight],
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, Array],
 ) -> Any:
-    """The tree of parameters."""
-    missing, unused = sorted(places.keys() - tensors), sorted(tensors.keys() - places)
+    """Converts the tensors to the module's tree of parameters."""
+    missing, unused = sorted(weights.keys() - tensors), sorted(tensors.keys() - weights)
     if missing or unused:
         raise ValueError(
             f"the checkpoint does not fit its config.json: missing tensors {missing}, "
             f"unused tensors {unused}"
         )
     parameters = {}
-    for name, place in places.items():
-        x = place.change(tensors[name]).astype(jnp.float32)
-        if x.shape != shapes[place.path]:
+    for name, weight in weights.items():
+        x = weight.convert(tensors[name]).astype(jnp.float32)
+        if x.shape != shapes[weight.path]:
             raise ValueError(
-                f"{name} must become {list(shapes[place.path])}, got {list(x.shape)} "
+                f"{name} must become {list(shapes[weight.path])}, got {list(x.shape)} "
                 f"from {list(tensors[name].shape)}"
             )
-        parameters[place.path] = x
+        parameters[weight.path] = x
     return traverse_util.unflatten_dict(parameters, sep="/")
 
 
@@ -169,7 +171,8 @@ def _mamba(config: Config, *, decode: bool) -> mamba.MambaLM:
 
 
 def _rwkv(config: Config, *, decode: bool) -> rwkv.RWKVLM:
-    # `rescale_every` halves the stream now and then, for float16: nothing else changes.
+    # The setting `rescale_every` halves the residual stream every few layers to keep
+    # float16 from overflowing. It does not change the logits, and is ignored here.
     return rwkv.RWKVLM(
         vocab_size=config["vocab_size"],
         width=config["hidden_size"],
@@ -186,47 +189,47 @@ def _transposed(x: Array) -> Array:
     return x.T
 
 
-def _of_convolution(x: Array) -> Array:
-    """[E 1 W] to [W E]."""
+def _convolution(x: Array) -> Array:
+    """Converts PyTorch's [E 1 W] to [W E]."""
     return x[:, 0].T
 
 
 def _flat(x: Array) -> Array:
-    """[1 1 E] to [E]."""
+    """Converts [1 1 E] to [E]."""
     return x.reshape(-1)
 
 
-def _norm(name: str, path: str) -> tuple[Place, Place]:
+def _norm(name: str, path: str) -> tuple[Weight, Weight]:
     return (
-        Place(f"{name}.weight", f"{path}/scale"),
-        Place(f"{name}.bias", f"{path}/bias"),
+        Weight(f"{name}.weight", f"{path}/scale"),
+        Weight(f"{name}.bias", f"{path}/bias"),
     )
 
 
-def _mamba_places() -> tuple[Place, ...]:
+def _mamba_weights() -> tuple[Weight, ...]:
     layer, mixer = "backbone.layers.{i}", "backbone.layers.{i}.mixer"
     projections = ("in_proj", "x_proj", "dt_proj", "out_proj")
     return (
-        Place("backbone.embeddings.weight", "token_embedding/embedding"),
-        Place(f"{layer}.norm.weight", "norm_{i}/scale"),
+        Weight("backbone.embeddings.weight", "token_embedding/embedding"),
+        Weight(f"{layer}.norm.weight", "norm_{i}/scale"),
         *(
-            Place(f"{mixer}.{name}.weight", f"mixer_{{i}}/{name}/kernel", _transposed)
+            Weight(f"{mixer}.{name}.weight", f"mixer_{{i}}/{name}/kernel", _transposed)
             for name in projections
         ),
         *(
-            Place(f"{mixer}.{name}.bias", f"mixer_{{i}}/{name}/bias")
+            Weight(f"{mixer}.{name}.bias", f"mixer_{{i}}/{name}/bias")
             for name in projections
         ),
-        Place(f"{mixer}.conv1d.weight", "mixer_{i}/conv_kernel", _of_convolution),
-        Place(f"{mixer}.conv1d.bias", "mixer_{i}/conv_bias"),
-        Place(f"{mixer}.A_log", "mixer_{i}/A_log"),
-        Place(f"{mixer}.D", "mixer_{i}/D"),
-        Place("backbone.norm_f.weight", "final_norm/scale"),
-        Place("lm_head.weight", "unembedding/embedding"),
+        Weight(f"{mixer}.conv1d.weight", "mixer_{i}/conv_kernel", _convolution),
+        Weight(f"{mixer}.conv1d.bias", "mixer_{i}/conv_bias"),
+        Weight(f"{mixer}.A_log", "mixer_{i}/A_log"),
+        Weight(f"{mixer}.D", "mixer_{i}/D"),
+        Weight("backbone.norm_f.weight", "final_norm/scale"),
+        Weight("lm_head.weight", "unembedding/embedding"),
     )
 
 
-def _rwkv_places() -> tuple[Place, ...]:
+def _rwkv_weights() -> tuple[Weight, ...]:
     block = "rwkv.blocks.{i}"
     time, channel = f"{block}.attention", f"{block}.feed_forward"
     matrices = (
@@ -238,24 +241,24 @@ def _rwkv_places() -> tuple[Place, ...]:
         (channel, "channel_mixing", ("receptance", "key")),
     )
     return (
-        Place("rwkv.embeddings.weight", "token_embedding/embedding"),
+        Weight("rwkv.embeddings.weight", "token_embedding/embedding"),
         *_norm("rwkv.blocks.0.pre_ln", "first_norm"),
         *_norm(f"{block}.ln1", "time_norm_{i}"),
         *_norm(f"{block}.ln2", "channel_norm_{i}"),
         *_norm("rwkv.ln_out", "final_norm"),
         *(
-            Place(f"{part}.{name}.weight", f"{ours}_{{i}}/{name}/kernel", _transposed)
+            Weight(f"{part}.{name}.weight", f"{ours}_{{i}}/{name}/kernel", _transposed)
             for part, ours, names in matrices
             for name in names
         ),
         *(
-            Place(f"{part}.time_mix_{name}", f"{ours}_{{i}}/mix_{name}/weight", _flat)
+            Weight(f"{part}.time_mix_{name}", f"{ours}_{{i}}/mix_{name}/weight", _flat)
             for part, ours, names in mixes
             for name in names
         ),
-        Place(f"{time}.time_decay", "time_mixing_{i}/decay"),
-        Place(f"{time}.time_first", "time_mixing_{i}/bonus"),
-        Place("head.weight", "unembedding/embedding"),
+        Weight(f"{time}.time_decay", "time_mixing_{i}/decay"),
+        Weight(f"{time}.time_first", "time_mixing_{i}/bonus"),
+        Weight("head.weight", "unembedding/embedding"),
     )
 
 
@@ -263,13 +266,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "mamba": Architecture(
             module=_mamba,
-            places=_mamba_places(),
+            weights=_mamba_weights(),
             output="lm_head.weight",
             embedding="backbone.embeddings.weight",
         ),
         "rwkv": Architecture(
             module=_rwkv,
-            places=_rwkv_places(),
+            weights=_rwkv_weights(),
             output="head.weight",
             embedding="rwkv.embeddings.weight",
         ),

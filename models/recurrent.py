@@ -1,14 +1,14 @@
-"""The gated recurrent unit: a state that each step keeps in part and renews in part.
+"""The gated recurrent unit (GRU), the kind of layer that attention replaced.
 
-    rₜ = σ(W_r xₜ + U_r hₜ₋₁)                    how much of the past the candidate sees
-    zₜ = σ(W_z xₜ + U_z hₜ₋₁)                    how much of the past stays
-    h̃ₜ = tanh(W xₜ + U (rₜ ⊙ hₜ₋₁))
-    hₜ = zₜ ⊙ hₜ₋₁ + (1 - zₜ) ⊙ h̃ₜ
+    rₜ = σ(W_r xₜ + U_r hₜ₋₁)                    reset gate
+    zₜ = σ(W_z xₜ + U_z hₜ₋₁)                    update gate
+    h̃ₜ = tanh(W xₜ + U (rₜ ⊙ hₜ₋₁))              candidate
+    hₜ = zₜ ⊙ hₜ₋₁ + (1 - zₜ) ⊙ h̃ₜ               state
 
-Cho et al., 2014, arXiv:1406.1078, equations 5 to 8; its biases, left out there, belong
-to W. What attention replaced: U stands between any two steps inside a tanh, so that no
-form of it takes steps together. `flax.linen.GRUCell` and PyTorch compute another
-candidate, tanh(W xₜ + rₜ ⊙ (U hₜ₋₁)).
+Cho et al., 2014, arXiv:1406.1078, equations 5 to 8. The paper leaves out biases; here
+they are added to the products with W_r, W_z and W. The steps cannot be computed in
+parallel, since each one multiplies the state by U inside a tanh. `flax.linen.GRUCell`
+and PyTorch compute another candidate, tanh(W xₜ + rₜ ⊙ (U hₜ₋₁)).
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,13 @@ Initializer = nn.initializers.Initializer
 
 
 class Kernels(NamedTuple):
-    """U_r, U_z and U: what the state is multiplied with."""
+    """The recurrent matrices, which multiply the state.
+
+    Attributes:
+      reset: U_r.
+      update: U_z.
+      candidate: U.
+    """
 
     reset: Float[Array, "M M"]
     update: Float[Array, "M M"]
@@ -36,10 +42,10 @@ class Kernels(NamedTuple):
 def step(
     kernels: Kernels, state: Float[Array, "M"], inputs: Float[Array, "3 M"]
 ) -> Float[Array, "M"]:
-    """One step of one sequence.
+    """One step of one sequence, from hₜ₋₁ to hₜ = zₜ ⊙ hₜ₋₁ + (1 - zₜ) ⊙ h̃ₜ.
 
     Args:
-      kernels: of the state.
+      kernels: U_r, U_z and U.
       state: hₜ₋₁.
       inputs: W_r xₜ, W_z xₜ and W xₜ.
 
@@ -65,18 +71,21 @@ def scan(
     """All steps of one sequence, one after another.
 
     Args:
-      kernels: of the state.
-      inputs: W_r xₜ, W_z xₜ and W xₜ of every position.
-      state: the one before the first step.
-      token_mask: False marks padding: a step that leaves the state as it is.
-      reverse: from the last position to the first.
+      kernels: U_r, U_z and U.
+      inputs: W_r xₜ, W_z xₜ and W xₜ at every position.
+      state: the state before the first step.
+      token_mask: False marks padding, which leaves the state unchanged; None: there is
+        none.
+      reverse: whether to run from the last position to the first.
 
     Returns:
-      The state at every position, and the one after the last step.
+      The state after the step at every position, and the state after the last step.
+
+    Reference: Cho et al., 2014, arXiv:1406.1078, equations 5 to 8.
     """
 
-    def one(state: Array, own: tuple[Array, Array | None]) -> tuple[Array, Array]:
-        inputs, real = own
+    def one(state: Array, token: tuple[Array, Array | None]) -> tuple[Array, Array]:
+        inputs, real = token
         following = step(kernels, state, inputs)
         if real is not None:
             following = jnp.where(real, following, state)
@@ -90,13 +99,13 @@ class GRU(nn.Module):
     """A gated recurrent unit over a batch of sequences.
 
     Attributes:
-      state_size: M.
-      use_bias: whether W x has biases.
+      state_size: M, the width of the state.
+      use_bias: whether the products with W_r, W_z and W have biases.
       kernel_init: initializer of W_r, W_z and W.
       recurrent_kernel_init: initializer of U_r, U_z and U.
-      dtype: of the products W x and of the states returned; None: inferred from inputs
-        and parameters. The recurrence itself is never narrower than float32.
-      reverse: from the last position to the first.
+      dtype: dtype of the products W x and of the returned states; None: inferred from
+        inputs and parameters. The recurrence is computed in float32, or in float64.
+      reverse: whether to run from the last position to the first.
     """
 
     state_size: int
@@ -114,16 +123,17 @@ class GRU(nn.Module):
         *,
         token_mask: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T M"], Float[Array, "B M"]]:
-        """Runs over the sequences.
+        """Runs the GRU over every sequence of the batch.
 
         Args:
           x: inputs.
-          state: the one to continue from; None: 0.
-          token_mask: False marks padding: it changes no state, whatever stands there.
+          state: the state to continue from; None: 0.
+          token_mask: False marks padding, which changes no state, even if it holds NaN;
+            None: there is none.
 
         Returns:
-          The state at every position, and the last one, that in float32 (float64 for
-          float64).
+          The state after the step at every position, in `dtype`; and the state after
+          the last step, in float32 (float64 for float64).
 
         Raises:
           ValueError: if shapes do not fit.
@@ -155,7 +165,7 @@ class GRU(nn.Module):
             )
         )
         if state is None:
-            # Of the sharding type of the inputs, as what a loop carries must be.
+            # A loop's state must have the sharding type of the inputs.
             state = jnp.zeros_like(inputs, dtype, shape=(batch, M))
         if state.shape != (batch, M):
             raise ValueError(
@@ -174,11 +184,11 @@ class GRU(nn.Module):
 
 
 class GRUMixer(layers.Mixer):
-    """A GRU in the place of attention: what each token learns of those before it.
+    """A mixer that runs a GRU over the tokens: output = W_o hₜ.
 
     Attributes:
-      state_size: M; None: the width of the input.
-      use_bias: whether W x and the output have biases.
+      state_size: M, the width of the state; None: the width E of the input.
+      use_bias: whether the GRU's input products and the output projection have biases.
       recurrent_kernel_init: initializer of U_r, U_z and U.
     """
 
@@ -189,7 +199,7 @@ class GRUMixer(layers.Mixer):
     def mix_tokens(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Steps through the tokens, and projects the states."""
+        """Runs the GRU over the tokens, and projects its states to width E."""
         M = self.state_size or x.shape[-1]
         dtype = numerics.accumulation_dtype(jnp.dtype(self.dtype or x.dtype))
         state, keep = layers.carried(

@@ -1,9 +1,9 @@
-"""A layer of retention: project, retain in every head, normalize, gate, project back.
+"""A layer of gated multi-scale retention.
 
     output = (swish(x W_g) ⊙ RMSNorm(retention(x W_q, x W_k, x W_v))) W_o
 
-the norm over each head by itself. Sun et al., 2023, arXiv:2307.08621, equation 8,
-without its rotation of queries and keys: the decay tells positions apart.
+where the norm is taken within each head. Sun et al., 2023, arXiv:2307.08621, equation
+8, without the rotation of queries and keys: the decay already depends on the distance.
 """
 
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ class Retention(layers.Mixer):
     """Causal multi-scale retention.
 
     Attributes:
-      num_heads: N, each with a decay of its own.
+      num_heads: N, the number of heads; head n has the decay 1 - 2^(-5-n).
       use_bias: whether the projections have biases.
     """
 
@@ -28,7 +28,11 @@ class Retention(layers.Mixer):
     def mix_tokens(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Retains in every head; ValueError if the heads do not divide E."""
+        """Computes retention in every head, normalizes, gates and projects it.
+
+        Raises:
+          ValueError: if N does not divide E.
+        """
         features = self.num_heads, heads.head_width(x.shape[-1], self.num_heads)
         query, key, value, gate = (
             self.project(name, x, *features, use_bias=self.use_bias)

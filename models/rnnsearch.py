@@ -1,13 +1,14 @@
-"""RNNsearch translates while it aligns: the network that attention was invented for.
+"""RNNsearch, the encoder-decoder for translation that introduced attention.
 
     hⱼ = [→hⱼ ; ←hⱼ]                             a GRU over the source in each direction
     αᵢⱼ ∝ exp(v · tanh(W_a sᵢ₋₁ + U_a hⱼ)),   cᵢ = Σⱼ αᵢⱼ hⱼ
     sᵢ = GRU(sᵢ₋₁, [yᵢ₋₁ ; cᵢ]),   s₀ = tanh(W_s ←h₁)
     p(yᵢ) ∝ exp(W_o maxout(U_o sᵢ + V_o yᵢ₋₁ + C_o cᵢ))
 
-x₁ … are the embedded tokens of the source, y₁ … those of the target. Bahdanau et al.,
-2015, arXiv:1409.0473, section 3 and appendix A. The output reads sᵢ, as equation 4
-says; the appendix prints sᵢ₋₁ there. Its update gate is 1 - z of `models.recurrent`.
+x₁, x₂, … are the embedded tokens of the source, which the GRUs of the encoder read, and
+y₁, y₂, … those of the target. Bahdanau et al., 2015, arXiv:1409.0473, section 3 and
+appendix A. The output layer reads sᵢ, following equation 4; the appendix prints sᵢ₋₁.
+The paper's update gate is 1 - z in terms of `models.recurrent`.
 """
 
 from typing import Any, NamedTuple
@@ -21,13 +22,13 @@ from models import layers, recurrent
 
 
 class Encoded(NamedTuple):
-    """A source as the decoder reads it.
+    """The encoder's output for a batch of source sentences.
 
     Attributes:
-      annotations: hⱼ, the states of both directions.
-      keys: U_a hⱼ.
-      mask: False at padding; None: there is none.
-      state: s₀.
+      annotations: hⱼ, the states of both directions, C = 2 M.
+      keys: U_a hⱼ, the keys of the attention.
+      mask: False at padding of the source; None: there is none.
+      state: s₀, the decoder's initial state.
     """
 
     annotations: Float[Array, "B S C"]
@@ -37,16 +38,16 @@ class Encoded(NamedTuple):
 
 
 class RNNsearch(nn.Module):
-    """A bidirectional encoder, additive attention, and a decoder that asks it.
+    """A bidirectional encoder and a decoder, connected by additive attention.
 
     Attributes:
-      source_size: V of the source.
-      target_size: V of the target.
+      source_size: V of the source vocabulary.
+      target_size: V of the target vocabulary.
       width: E of both embeddings; 620 in the paper.
       state_size: M of each GRU; 1000 in the paper.
-      score_width: H of the alignment; 1000 in the paper.
-      output_width: pairs of units in the maxout layer; 500 in the paper.
-      dtype: of the computation; None: inferred from the parameters.
+      score_width: H, the width of queries and keys; 1000 in the paper.
+      output_width: number of pairs of units in the maxout layer; 500 in the paper.
+      dtype: dtype of the computation; None: inferred from the parameters.
     """
 
     source_size: int
@@ -58,7 +59,11 @@ class RNNsearch(nn.Module):
     dtype: Any = None
 
     def setup(self) -> None:
-        """Creates the layers; v starts at 0, as in the paper: at the plain mean."""
+        """Creates the layers.
+
+        The score vector v is initialized to 0, following the paper's appendix B.1, so
+        that attention starts as the plain mean of the annotations.
+        """
 
         def projection(*features: int, use_bias: bool = True) -> layers.Projection:
             return layers.Projection(features, use_bias=use_bias, dtype=self.dtype)
@@ -91,18 +96,20 @@ class RNNsearch(nn.Module):
         target_mask: Bool[Array, "B T_out"] | None = None,
         sow_weights: bool = False,
     ) -> Float[Array, "B T_out V"]:
-        """Scores the next token of the target at every position, told all before it.
+        """Scores the next target token at every position, with teacher forcing.
 
         Args:
-          source: ids of the sentence to read.
-          target: ids y₀ … of the one to write, from a start token on: the true ones,
-            whatever the model would have said (teacher forcing).
-          source_mask: False marks padding, on either side: it reaches nothing.
-          target_mask: the same for the target.
-          sow_weights: sow αᵢⱼ [B 1 T S] as 'attention_weights' in 'intermediates'.
+          source: ids of the source sentence.
+          target: ids y₀, y₁, … of the true target sentence, y₀ being a start token.
+          source_mask: False marks padding of the source, on either side, which has no
+            effect on the logits.
+          target_mask: False marks padding of the target, on either side, which has no
+            effect on the logits of real tokens.
+          sow_weights: whether to sow αᵢⱼ [B 1 T_out S] as 'attention_weights' in
+            'intermediates'.
 
         Returns:
-          float32 logits (float64 for float64); those at padding mean nothing.
+          float32 logits (float64 for float64); those at padding are arbitrary.
 
         Raises:
           ValueError: if shapes do not fit.
@@ -116,7 +123,18 @@ class RNNsearch(nn.Module):
     def encode(
         self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"] | None = None
     ) -> Encoded:
-        """Reads the source once; arguments as at the call."""
+        """Encodes the source sentences.
+
+        Args:
+          source: ids of the source sentences.
+          source_mask: False marks padding, on either side; None: there is none.
+
+        Returns:
+          What `decode` needs of the source.
+
+        Raises:
+          ValueError: if shapes do not fit.
+        """
         x = self._embed(self.source_embedding, source, source_mask)
         forward, _ = self.forward_gru(x, token_mask=source_mask)
         backward, first = self.backward_gru(x, token_mask=source_mask)
@@ -137,24 +155,30 @@ class RNNsearch(nn.Module):
         target_mask: Bool[Array, "B T_out"] | None = None,
         sow_weights: bool = False,
     ) -> tuple[Float[Array, "B T_out V"], Float[Array, "B M"]]:
-        """Writes any number of tokens.
+        """Scores the token after each of the next target tokens.
 
         Args:
-          encoded: what `encode` returned.
-          target: as at the call.
-          state: what an earlier call returned, to continue from; None: s₀.
-          target_mask: as at the call.
-          sow_weights: as at the call.
+          encoded: the result of `encode`.
+          target: ids of the next target tokens, of any number T_out; the first ids of a
+            sentence begin with the start token y₀.
+          state: the state that `decode` returned for the tokens before; None: s₀.
+          target_mask: False marks padding, on either side, which changes no state.
+          sow_weights: whether to sow αᵢⱼ [B 1 T_out S] as 'attention_weights' in
+            'intermediates'.
 
         Returns:
-          Logits as at the call, and the state after the last token.
+          float32 logits (float64 for float64), arbitrary at padding; and the state
+          after the last token.
+
+        Raises:
+          ValueError: if shapes do not fit.
         """
         y = self._embed(self.target_embedding, target, target_mask)
 
         def one(
-            self: RNNsearch, state: Array, own: tuple[Array, Array | None]
+            self: RNNsearch, state: Array, token: tuple[Array, Array | None]
         ) -> tuple[Array, tuple[Array, Array, Array]]:
-            y, real = own
+            y, real = token
             query = self.query(state)
             context = additive.attention(
                 query[:, None, None],
@@ -197,7 +221,7 @@ class RNNsearch(nn.Module):
         tokens: Int[Array, "B T"],
         token_mask: Bool[Array, "B T"] | None,
     ) -> Float[Array, "B T E"]:
-        """Vectors of the tokens; 0 at padding, whatever id stands there."""
+        """Embeds the tokens; 0 at padding, whatever its ids are."""
         x = embedding(tokens)
         if token_mask is not None:
             if token_mask.shape != tokens.shape:

@@ -1,12 +1,12 @@
-"""RWKV-4: a recurrence in the place of attention, and channel mixing for an MLP.
+"""RWKV-4: time mixing replaces attention, and channel mixing replaces the MLP.
 
     mix_μ(x)ₜ = μ xₜ + (1 - μ) xₜ₋₁                                    token shift
     time mixing      r, k, v = W_r mix(x), W_k mix(x), W_v mix(x)
                      output  = W_o (σ(r) · wkv(k, v))
     channel mixing   output  = σ(W_r mix(x)) · W_v relu(W_k mix(x))²
 
-each mix with its own μ. Peng et al., 2023, arXiv:2305.13048, section 3.1; initial
-values from the authors' code. `attention.rwkv` is the recurrence.
+Every mix has a separate parameter μ. Peng et al., 2023, arXiv:2305.13048, section 3.1;
+the initial values follow the authors' implementation. `attention.rwkv` computes wkv.
 """
 
 import functools
@@ -21,12 +21,14 @@ from models import layers
 
 
 class TimeMixing(layers.Mixer):
-    """Mixes tokens by a mean that decays exponentially, channel by channel.
+    """Mixes tokens by an exponentially decaying mean: W_o (σ(r) · wkv(k, v)).
 
     Attributes:
-      channels: of the recurrence; None: the width E.
-      layer: which layer this is, from 0: initial decays and μ depend on the depth.
-      num_layers: of how many.
+      channels: number of channels of the recurrence; None: the width E.
+      layer: index of the layer, from 0; the initial decays and μ depend on it.
+      num_layers: L, the number of layers of the model.
+
+    Reference: Peng et al., 2023, arXiv:2305.13048, section 3.1.2.
     """
 
     channels: int | None = None
@@ -36,7 +38,7 @@ class TimeMixing(layers.Mixer):
     def mix_tokens(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Shifts, mixes by means that decay, and gates."""
+        """Shifts the tokens, computes wkv, gates it and projects it to width E."""
         batch, _, width = x.shape
         channels = self.channels or width
         deep, early = depth(self.layer, self.num_layers)
@@ -66,14 +68,19 @@ class TimeMixing(layers.Mixer):
 
 
 class ChannelMixing(nn.Module):
-    """RWKV's MLP: squared ReLU, a gate, and a look at the token before.
+    """RWKV's gated MLP, which also sees the previous token.
+
+        output = σ(W_r mix(x)) · W_v relu(W_k mix(x))²
 
     Attributes:
-      channels: F, of the layer between.
-      layer: index of the layer, from 0: the initial μ depend on the depth.
-      num_layers: L, of the model.
-      dtype: of the computation; None: inferred.
-      decode: keep the last token in the 'cache' collection, and continue from it.
+      channels: F, the width of the hidden layer.
+      layer: index of the layer, from 0; the initial μ depend on it.
+      num_layers: L, the number of layers of the model.
+      dtype: dtype of the computation; None: inferred from x and the parameters.
+      decode: whether to continue from the last token in the 'cache' collection, and to
+        store it there.
+
+    Reference: Peng et al., 2023, arXiv:2305.13048, section 3.1.3.
     """
 
     channels: int
@@ -89,7 +96,15 @@ class ChannelMixing(nn.Module):
         *,
         token_mask: Bool[Array, "B T"] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Maps each token together with the real token before it."""
+        """Maps each token together with the real token before it.
+
+        Args:
+          x: the tokens.
+          token_mask: False marks padding, on either side; None: there is none.
+
+        Returns:
+          The output for every token; it is arbitrary at padding.
+        """
         width = x.shape[-1]
         _, early = depth(self.layer, self.num_layers)
 
@@ -107,7 +122,12 @@ class ChannelMixing(nn.Module):
 
 
 class TokenShift(nn.Module):
-    """The tokens, padding cleared, and the token before each; its state if decoding."""
+    """The token shift xₜ₋₁, which skips padding.
+
+    Attributes:
+      decode: whether to continue from the last token in the 'cache' collection, and to
+        store it there.
+    """
 
     decode: bool
 
@@ -115,7 +135,7 @@ class TokenShift(nn.Module):
     def __call__(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> tuple[Float[Array, "B T E"], Float[Array, "B T E"]]:
-        """Shifts by one real token."""
+        """Returns x with padding set to 0, and the real token before each token."""
         if token_mask is not None:
             x = jnp.where(token_mask[..., None], x, 0)
         state, keep = layers.carried(self, "token", lambda: jnp.zeros_like(x[:, :1]))
@@ -125,7 +145,7 @@ class TokenShift(nn.Module):
 
 
 class Mix(nn.Module):
-    """μ x + (1 - μ) x', between each token and the one before it.
+    """Interpolates between each token and the one before it: μ xₜ + (1 - μ) xₜ₋₁.
 
     Attributes:
       weight_init: initializer of μ [E].
@@ -137,7 +157,7 @@ class Mix(nn.Module):
     def __call__(
         self, x: Float[Array, "B T E"], before: Float[Array, "B T E"]
     ) -> Float[Array, "B T E"]:
-        """Mixes in the dtype of x."""
+        """Returns μ x + (1 - μ) before, in the dtype of x."""
         weight = self.param("weight", self.weight_init, x.shape[-1:], jnp.float32)
         weight = weight.astype(x.dtype)[None, None]
         return weight * x + (1 - weight) * before
@@ -146,16 +166,23 @@ class Mix(nn.Module):
 class RWKVLM(nn.Module):
     """RWKV-4's language model.
 
+        x ← norm(embed(tokens))
+        x ← x + time_mixing(norm(x)),   x ← x + channel_mixing(norm(x))     in L blocks
+        logits = norm(x) · unembeddingᵀ
+
     Attributes:
-      vocab_size: V.
-      width: E.
-      num_layers: L.
-      channels: of time mixing; None: E.
-      mlp_width: F, of channel mixing; None: 4 E.
-      norm_epsilon: added to variances by the LayerNorms.
-      tie_embeddings: whether the output layer is the embedding, transposed.
-      dtype: of the mixing; the stream is in float32.
-      decode: keep the state in the 'cache' collection, and continue from it.
+      vocab_size: V, the number of token ids.
+      width: E, the width of the residual stream.
+      num_layers: L, the number of blocks.
+      channels: number of channels of time mixing; None: E.
+      mlp_width: F, the hidden width of channel mixing; None: 4 E.
+      norm_epsilon: epsilon of the LayerNorms, added to the variance.
+      tie_embeddings: whether the output layer is the transposed embedding.
+      dtype: dtype of the mixing; the residual stream is in float32.
+      decode: whether to continue from the state in the 'cache' collection, and to store
+        the last state there.
+
+    Reference: Peng et al., 2023, arXiv:2305.13048, section 3.1.
     """
 
     vocab_size: int
@@ -178,11 +205,11 @@ class RWKVLM(nn.Module):
         """Scores the next token at every position.
 
         Args:
-          tokens: ids; one outside 0 … V-1 makes NaN of its row.
-          token_mask: False marks padding, on any side.
+          tokens: ids; an id outside 0 … V-1 makes the logits of its row NaN.
+          token_mask: False marks padding, on either side; None: there is none.
 
         Returns:
-          float32 logits; those at padding mean nothing.
+          float32 logits; those at padding are arbitrary.
         """
         init = nn.initializers.normal(0.02)
         norm = functools.partial(nn.LayerNorm, self.norm_epsilon, dtype=self.dtype)
@@ -220,12 +247,21 @@ class RWKVLM(nn.Module):
 
 
 def depth(layer: int, num_layers: int) -> tuple[float, float]:
-    """How deep a layer stands: 0 … 1, and 1 … 1/L, as the authors' code has it."""
+    """The two measures of a layer's depth that the authors' implementation uses.
+
+    Args:
+      layer: index of the layer, from 0.
+      num_layers: L, the number of layers.
+
+    Returns:
+      layer / (L - 1), which is 0 in the first layer and 1 in the last; and
+      1 - layer / L, which is 1 in the first layer and 1 / L in the last.
+    """
     return layer / max(num_layers - 1, 1), 1 - layer / num_layers
 
 
 def powers(exponent: float, plus: float = 0.0) -> nn.initializers.Initializer:
-    """An initializer: (i / E)^exponent + plus."""
+    """An initializer that sets channel i to (i / E)^exponent + plus."""
 
     def init(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
         del rng
@@ -235,7 +271,18 @@ def powers(exponent: float, plus: float = 0.0) -> nn.initializers.Initializer:
 
 
 def log_rates(low: float, span: float, deep: float) -> nn.initializers.Initializer:
-    """An initializer of log(-w): from slow decay to fast, slower in deeper layers."""
+    """An initializer of log(-w), which rises over the channels i = 0 … E - 1.
+
+        log(-wᵢ) = low + span · (i / (E - 1))^(0.7 + 1.3 deep)
+
+    Args:
+      low: value of the first channel, which decays slowest.
+      span: difference between the last channel and the first.
+      deep: depth of the layer, from 0 to 1; deeper layers decay more slowly.
+
+    Returns:
+      The initializer.
+    """
 
     def init(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
         del rng
@@ -246,6 +293,6 @@ def log_rates(low: float, span: float, deep: float) -> nn.initializers.Initializ
 
 
 def _bonus(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Log 0.3, and ½ up or down, so that neighbouring channels differ."""
+    """Initializes u to log 0.3 plus ½, 0 or -½, different in neighbouring channels."""
     del rng
     return jnp.log(0.3) + 0.5 * ((jnp.arange(shape[0]) + 1) % 3 - 1).astype(dtype)

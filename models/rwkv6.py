@@ -1,4 +1,4 @@
-"""RWKV-6's time mixing: matrices for states, and decays that the data choose.
+"""RWKV-6's time mixing, whose states are matrices and whose decays depend on the data.
 
     lerp_μ(x)ₜ   = xₜ + (xₜ₋₁ - xₜ) μ
     lora_□(x)    = λ_□ + tanh(x A_□) B_□
@@ -7,8 +7,8 @@
     log w        = -exp(lora_d(ddlerp_w(x)))
     output       = W_o (silu(g) · norm(wkv(r, k, v, w, u)))    norm within each head
 
-Peng et al., 2024, arXiv:2404.05892, section 4.2; initial values from the authors' code.
-`attention.rwkv6` is the recurrence.
+Peng et al., 2024, arXiv:2404.05892, section 4.2; the initial values follow the authors'
+implementation. `attention.rwkv6` computes wkv.
 """
 
 from typing import Any
@@ -26,12 +26,15 @@ class TimeMixing(layers.Mixer):
     """Mixes tokens by a decaying sum of key-value products in every head.
 
     Attributes:
-      num_heads: N, a divisor of the width.
-      mix_rank: width of the low-rank maps that choose how tokens mix.
-      decay_rank: width of the low-rank map that chooses decays.
-      layer: which layer this is, from 0: initial decays and mixes depend on the depth.
-      num_layers: of how many.
-      norm_epsilon: added to variances by the norm within heads.
+      num_heads: N, a divisor of the width E.
+      mix_rank: rank of the maps lora_□ that compute how a token mixes with the one
+        before it.
+      decay_rank: rank of the map lora_d that computes the decays.
+      layer: index of the layer, from 0; the initial decays and mixes depend on it.
+      num_layers: L, the number of layers of the model.
+      norm_epsilon: epsilon of the norm within heads, added to the variance.
+
+    Reference: Peng et al., 2024, arXiv:2404.05892, section 4.2.
     """
 
     num_heads: int
@@ -44,7 +47,7 @@ class TimeMixing(layers.Mixer):
     def mix_tokens(
         self, x: Float[Array, "B T E"], token_mask: Bool[Array, "B T"] | None
     ) -> Float[Array, "B T E"]:
-        """Shifts, mixes in every head, normalizes and gates."""
+        """Shifts the tokens, computes wkv, normalizes, gates and projects it."""
         batch, _, width = x.shape
         deep, early = rwkv.depth(self.layer, self.num_layers)
         x, before = rwkv.TokenShift(decode=self.decode, name="shift")(x, token_mask)
@@ -88,12 +91,12 @@ class TimeMixing(layers.Mixer):
 
 
 class LoRA(nn.Module):
-    """λ + tanh(x A) B: a vector that the token moves, through few dimensions.
+    """A vector plus a low-rank function of the token: λ + tanh(x A) B.
 
     Attributes:
-      rank: of A B.
+      rank: number of columns of A and rows of B.
       offset_init: initializer of λ [E].
-      dtype: of the computation; None: inferred.
+      dtype: dtype of the computation; None: inferred from x and the parameters.
     """
 
     rank: int
@@ -102,7 +105,7 @@ class LoRA(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        """Starts as λ, since A starts at 0."""
+        """Computes λ + tanh(x A) B, which is λ at initialization, where A = 0."""
         inner = layers.Projection(
             features=(self.rank,),
             use_bias=False,
@@ -120,7 +123,7 @@ class LoRA(nn.Module):
 
 
 def _complement(exponent: float, plus: float = 0.0) -> nn.initializers.Initializer:
-    """An initializer: how far to go back, where RWKV-4's μ says how far not to."""
+    """An initializer of 1 - μ, the weight of the previous token, with RWKV-4's μ."""
     init = rwkv.powers(exponent, plus)
 
     def complement(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -134,7 +137,11 @@ def _small(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def _bonus(deep: float) -> nn.initializers.Initializer:
-    """Larger in deeper layers, and ±0.1, so that neighbouring channels differ."""
+    """An initializer of the bonus u, which is larger in deeper layers.
+
+    It falls over the channels from `deep` to 0, plus 0.1, 0 or -0.1, so that
+    neighbouring channels differ.
+    """
 
     def init(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
         del rng

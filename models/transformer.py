@@ -1,11 +1,11 @@
 """A decoder-only language model: pre-norm blocks over one residual stream.
 
     x ← embed(tokens)
-    x ← x + mixer(conv(norm(x)))      every block; attention, unless configured
+    x ← x + mixer(conv(norm(x)))      in every block; the mixer is configured by name
     x ← x + mlp(norm(x))
     logits = norm(x) · embeddingᵀ
 
-conv, a short causal convolution of each channel, is there only if configured.
+conv is an optional short causal convolution of each channel.
 
 Radford et al., 2019 (GPT-2) for the shape; Xiong et al., 2020, arXiv:2002.04745 for
 norms before the layers; Press and Wolf, 2017, arXiv:1608.05859 for tied embeddings;
@@ -22,11 +22,11 @@ from models import layers, mixers, positional
 
 
 class Block(nn.Module):
-    """One pre-norm layer: a mixer of the past, then an MLP at each position.
+    """One pre-norm block: x ← x + mixer(conv(norm(x))), then x ← x + mlp(norm(x)).
 
     Attributes:
-      config: of the model.
-      layer: which one this is, from 0.
+      config: configuration of the model.
+      layer: index of this block, from 0.
     """
 
     config: config_lib.CausalLMConfig
@@ -60,7 +60,18 @@ class Block(nn.Module):
         deterministic: bool,
         sow_weights: bool,
     ) -> Float[Array, "B T E"]:
-        """Adds both layers' outputs to the residual stream."""
+        """Adds the outputs of the mixer and the MLP to the residual stream.
+
+        Args:
+          x: the residual stream.
+          token_mask: False marks padding, which no token sees; None: there is none.
+          token_positions: positions of the tokens in their sequence; None: 0 … T-1.
+          deterministic: True disables dropout; False uses the 'dropout' stream.
+          sow_weights: whether to sow attention weights in 'intermediates'.
+
+        Returns:
+          The residual stream after this block.
+        """
         h = self.mixer_norm(x)
         if self.config.is_convolved(self.layer):
             h = self.mixer_conv(h, token_mask=token_mask)
@@ -80,8 +91,8 @@ class CausalLM(nn.Module):
     """Predicts the next token at every position from the tokens up to it.
 
     Attributes:
-      config: sizes and choices.
-      vocab_size: V.
+      config: sizes of the model, its mixers and its positional scheme.
+      vocab_size: V, the number of token ids.
     """
 
     config: config_lib.CausalLMConfig
@@ -102,14 +113,18 @@ class CausalLM(nn.Module):
             self.unembedding = layers.Embedding(self.vocab_size, config.width, init)
 
     def masks(self) -> tuple[masks.Mask, ...]:
-        """Which tokens each layer may look at: a convolution, then its mixer."""
+        """The mask of every layer that mixes tokens, from the first to the last.
+
+        Returns:
+          For each block the mask of its convolution, if it has one, and of its mixer.
+        """
         config = self.config
-        found: list[masks.Mask] = []
+        layer_masks: list[masks.Mask] = []
         for i in range(config.num_layers):
             if config.is_convolved(i):
-                found.append(masks.sliding_window(config.convolution))
-            found.append(mixers.mask(config, i))
-        return tuple(found)
+                layer_masks.append(masks.sliding_window(config.convolution))
+            layer_masks.append(mixers.mask(config, i))
+        return tuple(layer_masks)
 
     def __call__(
         self,
@@ -122,14 +137,14 @@ class CausalLM(nn.Module):
         """Scores the next token at every position.
 
         Args:
-          tokens: ids; one outside 0 … V-1 makes NaN of its row.
-          deterministic: if True, no dropout; else the 'dropout' stream is used.
-          token_mask: False marks padding, on either side: it is seen by no token,
-            and positions count real tokens only.
-          sow_weights: sow each block's attention weights in 'intermediates'.
+          tokens: ids; an id outside 0 … V-1 makes the logits of its row NaN.
+          deterministic: True disables dropout; False uses the 'dropout' stream.
+          token_mask: False marks padding, on either side. No token sees padding, and
+            positions count real tokens only.
+          sow_weights: whether to sow each block's attention weights in 'intermediates'.
 
         Returns:
-          float32 logits; those at padding mean nothing.
+          float32 logits; those at padding are arbitrary.
 
         Raises:
           ValueError: if there are more tokens than learned positions.
@@ -151,7 +166,18 @@ class CausalLM(nn.Module):
         tokens: Int[Array, "B T"],
         token_positions: Int[Array, "B T"] | Int[Array, "T"] | None = None,
     ) -> Float[Array, "B T E"]:
-        """The vectors of the tokens, with those of their positions added if any are."""
+        """Embeds the tokens, and adds position embeddings if the model has them.
+
+        Args:
+          tokens: ids; the vector of an id outside 0 … V-1 is NaN.
+          token_positions: positions of the tokens in their sequence; None: 0 … T-1.
+
+        Returns:
+          The residual stream before the first block, in the model's dtype.
+
+        Raises:
+          ValueError: if there are more tokens than learned positions.
+        """
         config = self.config
         x = self.token_embedding(tokens)
         if positional.SCHEMES[config.positions].embedding is not None:
@@ -169,7 +195,18 @@ class CausalLM(nn.Module):
         token_positions: Int[Array, "B T"] | Int[Array, "T"] | None = None,
         sow_weights: bool = False,
     ) -> Float[Array, "B T V"]:
-        """The model after `embed`; arguments as at the call."""
+        """Computes the logits from embedded tokens: the model after `embed`.
+
+        Args:
+          x: the result of `embed`.
+          deterministic: True disables dropout; False uses the 'dropout' stream.
+          token_mask: False marks padding, on either side, which no token sees.
+          token_positions: positions of the tokens in their sequence; None: 0 … T-1.
+          sow_weights: whether to sow each block's attention weights in 'intermediates'.
+
+        Returns:
+          float32 logits; those at padding are arbitrary.
+        """
         x = self.dropout(x, deterministic=deterministic)
         for block in self.blocks:
             x = block(
