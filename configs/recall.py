@@ -39,7 +39,7 @@ def get_config(task: str = "recall") -> config_dict.ConfigDict:
             "model": {
                 "num_layers": 1,
                 "num_heads": 2,
-                "num_kv_heads": 0,
+                "num_kv_heads": config_dict.placeholder(int),
                 "mlp_factor": 2,
                 "positions": "none",
                 "convolution": 4,
@@ -49,7 +49,7 @@ def get_config(task: str = "recall") -> config_dict.ConfigDict:
                 "random_blocks": 1,
                 "features": 16,
                 "state_size": 8,
-                "scale": 0.0,
+                "scale": config_dict.placeholder(float),
                 "use_bias": False,
                 "tie_embeddings": True,
                 "dropout_rate": 0.0,

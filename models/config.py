@@ -26,14 +26,17 @@ class SharedConfig:
 
     num_layers: Annotated[int, "L, blocks"]
     num_heads: Annotated[int, "N, query heads; divides width"]
-    num_kv_heads: Annotated[int, "K, key/value heads; divides num_heads; 0 = num_heads"]
+    num_kv_heads: Annotated[
+        int | None, "K, key/value heads; divides num_heads; none = num_heads"
+    ]
     positions: Annotated[
         str,
         f"one of {', '.join(POSITIONS)}; "
         f"{', '.join(positional.IN_ATTENTION)} act in attention only",
     ]
     convolution: Annotated[
-        int, "width of a causal depthwise convolution before each mixer; 0 = none"
+        int | None,
+        "width of a causal depthwise convolution before each mixer; none = off",
     ]
     window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
     global_tokens: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
@@ -41,7 +44,7 @@ class SharedConfig:
     random_blocks: Annotated[int, "bigbird: blocks that a query block sees at random"]
     features: Annotated[int, "M, performer: random features of a head"]
     state_size: Annotated[int, "M, mamba: numbers of state in each channel"]
-    scale: Annotated[float, "factor of the scores; 0 = 1 / sqrt(head width)"]
+    scale: Annotated[float | None, "factor of the scores; none = 1 / sqrt(head width)"]
     use_bias: Annotated[bool, "biases in projections and MLP"]
     tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
     dropout_rate: Annotated[float, "chance that training drops a value, in [0, 1)"]
@@ -66,8 +69,9 @@ class CausalLMConfig(SharedConfig):
         """Checks each value, then values against each other."""
         at_least(self, 1, "num_layers", "num_heads", "width", "mlp_width", "context")
         at_least(self, 1, "window", "block_size", "features", "state_size")
-        at_least(self, 0, "num_kv_heads", "scale", "convolution")
         at_least(self, 0, "global_tokens", "random_blocks")
+        at_least(self, 1, "num_kv_heads", "convolution", or_none=True)
+        at_least(self, 0, "scale", or_none=True)
         for name in self.mixers.split(","):
             if name not in MIXERS:
                 raise ValueError(
@@ -91,9 +95,9 @@ class CausalLMConfig(SharedConfig):
         """Whether a layer's mixer is softmax attention, under whatever mask."""
         return self.mixer(layer) in ATTENTION
 
-    def is_convolved(self, layer: int) -> bool:
-        """Whether a layer convolves what its mixer reads; 'zero' reads nothing."""
-        return self.convolution > 0 and self.mixer(layer) != "zero"
+    def convolution_of(self, layer: int) -> int | None:
+        """Width of the convolution of what a layer's mixer reads; 'zero' reads none."""
+        return None if self.mixer(layer) == "zero" else self.convolution
 
     @property
     def head_width(self) -> int:
@@ -101,12 +105,24 @@ class CausalLMConfig(SharedConfig):
         return heads.head_width(self.width, self.num_heads)
 
 
-def at_least(config: object, minimum: float, *names: str) -> None:
-    """Raises ValueError unless each named field is finite and >= `minimum`."""
+def at_least(
+    config: object, minimum: float, *names: str, or_none: bool = False
+) -> None:
+    """Raises ValueError unless each named field is finite and >= `minimum`.
+
+    Args:
+      config: a dataclass.
+      minimum: the least value that is allowed.
+      *names: its fields.
+      or_none: whether None is allowed as well.
+    """
     for name in names:
         value = getattr(config, name)
+        if value is None and or_none:
+            continue
         if not minimum <= value < math.inf:
-            raise ValueError(f"{name} must be at least {minimum}, got {value}")
+            bound = f"{minimum} or none" if or_none else f"{minimum}"
+            raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
 def fraction(config: object, *names: str) -> None:

@@ -38,7 +38,9 @@ class LinearAttention(layers.Mixer):
           ValueError: if N does not divide E, or K not N.
         """
         head_width = heads.head_width(x.shape[-1], self.num_heads)
-        num_kv_heads = self.num_kv_heads or self.num_heads
+        num_kv_heads = self.num_kv_heads
+        if num_kv_heads is None:
+            num_kv_heads = self.num_heads
         query, key, value = (
             self.project(name, x, num_heads, head_width, use_bias=self.use_bias)
             for name, num_heads in (

@@ -62,7 +62,7 @@ class SelfAttention(nn.Module):
         kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
         self.attention = multihead.MultiHeadAttention(
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads or None,
+            num_kv_heads=config.num_kv_heads,
             dtype=config.dtype,
             dropout_rate=config.dropout_rate,
             broadcast_dropout=False,
@@ -74,7 +74,7 @@ class SelfAttention(nn.Module):
                 if config.positions in positional.IN_ATTENTION
                 else "none"
             ),
-            scale=config.scale or None,
+            scale=config.scale,
             implementation=(
                 None if config.implementation == "auto" else config.implementation
             ),
@@ -198,7 +198,7 @@ def _performer(config: Config, layer: int) -> nn.Module:
 def _linear_attention(config: Config, feature_map: FeatureMap) -> nn.Module:
     return linear.LinearAttention(
         num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads or None,
+        num_kv_heads=config.num_kv_heads,
         feature_map=feature_map,
         use_bias=config.use_bias,
         **_shared(config),

@@ -128,7 +128,9 @@ class MultiHeadAttention(nn.Module):
         inputs_k, inputs_v = _key_and_value_inputs(
             inputs_q, inputs_k, inputs_v, inputs_kv
         )
-        num_kv_heads = self.num_kv_heads or self.num_heads
+        num_kv_heads = self.num_kv_heads
+        if num_kv_heads is None:
+            num_kv_heads = self.num_heads
         qkv_features = self.qkv_features or inputs_q.shape[-1]
         head_width = heads.head_width(qkv_features, self.num_heads)
         heads.group_size(self.num_heads, num_kv_heads)

@@ -37,8 +37,9 @@ class Block(nn.Module):
         config = self.config
         kernel_init, out_kernel_init = layers.kernel_inits(config.num_layers)
         self.mixer_norm = nn.RMSNorm(dtype=config.dtype)
-        if config.is_convolved(self.layer):
-            self.mixer_conv = layers.ShortConvolution(config.convolution)
+        convolution = config.convolution_of(self.layer)
+        if convolution is not None:
+            self.mixer_conv = layers.ShortConvolution(convolution)
         self.mixer = mixers.make(config, self.layer)
         self.mlp_norm = nn.RMSNorm(dtype=config.dtype)
         self.mlp = layers.MLP(
@@ -73,7 +74,7 @@ class Block(nn.Module):
           The residual stream after this block.
         """
         h = self.mixer_norm(x)
-        if self.config.is_convolved(self.layer):
+        if self.config.convolution_of(self.layer) is not None:
             h = self.mixer_conv(h, token_mask=token_mask)
         h = self.mixer(
             h,
@@ -121,8 +122,9 @@ class CausalLM(nn.Module):
         config = self.config
         layer_masks: list[masks.Mask] = []
         for i in range(config.num_layers):
-            if config.is_convolved(i):
-                layer_masks.append(masks.sliding_window(config.convolution))
+            convolution = config.convolution_of(i)
+            if convolution is not None:
+                layer_masks.append(masks.sliding_window(convolution))
             layer_masks.append(mixers.mask(config, i))
         return tuple(layer_masks)
 

@@ -44,11 +44,10 @@ from train import config
 
 T = TypeVar("T")
 
-_DEFINE: dict[type, Callable[..., Any]] = {
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    bool: flags.DEFINE_bool,
-    str: flags.DEFINE_string,
+_PARSERS: dict[type, Callable[[], flags.ArgumentParser[Any]]] = {
+    int: flags.IntegerParser,
+    float: flags.FloatParser,
+    str: flags.ArgumentParser,
 }
 
 
@@ -104,6 +103,8 @@ def run(
 def define_config(values: flags.FlagValues, cls: type) -> None:
     """Defines `--config=FILE[:VARIANT]` and a typed `--config.FIELD` for every field.
 
+    The word none, in any case, sets a field to None whose annotation allows it.
+
     Args:
       values: where to define them.
       cls: the dataclass that the file describes, such as `config.Config`.
@@ -116,8 +117,15 @@ def define_config(values: flags.FlagValues, cls: type) -> None:
         "get_config('VARIANT')",
         flag_values=values,
     )
-    for path, leaf_type, text in config.fields(cls):
-        _DEFINE[leaf_type](f"config.{path}", None, text, flag_values=values)
+    for path, leaf_type, optional, text in config.fields(cls):
+        name = f"config.{path}"
+        if leaf_type is bool:
+            flags.DEFINE_bool(name, None, text, flag_values=values)
+            continue
+        parser = _PARSERS[leaf_type]()
+        if optional:
+            parser = _OrNone(parser)
+        flags.DEFINE(parser, name, None, text, flag_values=values)
 
 
 def workdir(
@@ -156,6 +164,20 @@ def read_config(values: flags.FlagValues, cls: type[T]) -> T:
         raise UsageError("--config=FILE is needed, such as --config=configs/tiny_lm.py")
     with usage_errors():
         return config.from_config_dict(_overridden(values), cls)
+
+
+class _OrNone(flags.ArgumentParser[Any]):
+    """Turns the word none into None, and leaves the rest to another parser."""
+
+    def __init__(self, parser: flags.ArgumentParser[Any]):
+        super().__init__()
+        self._parser = parser
+
+    def parse(self, argument: str) -> Any:
+        return None if argument.lower() == "none" else self._parser.parse(argument)
+
+    def flag_type(self) -> str:
+        return f"{self._parser.flag_type()} or none"
 
 
 class _ConfigFile(flags.ArgumentParser[config_dict.ConfigDict]):
@@ -267,8 +289,9 @@ def _usage(
             continue
         value = None if name == "config" else values[name].value
         if name.startswith("config.") and settings is not None:
-            value = settings.get(name.removeprefix("config."))
-        shown = "" if value is None else f"={value}"
+            value = settings.get(name.removeprefix("config."), "")
+            value = "none" if value is None else value
+        shown = "" if value in (None, "") else f"={value}"
         text = " ".join(values[name].help.split())
         rows.append((f"--{name}{shown}", f"({values[name].flag_type()}) {text}"))
     width = max(len(left) for left, _ in rows)

@@ -7,6 +7,8 @@ half of each annotation is the field's help text, which `--help` prints.
 
 import dataclasses
 import json
+import math
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -23,11 +25,13 @@ T = TypeVar("T")
 class DataConfig:
     """The text and its tokens."""
 
-    path: Annotated[str, "UTF-8 text file; empty = Python's language reference"]
+    path: Annotated[str | None, "UTF-8 text file; none = Python's language reference"]
     tokenizer: Annotated[str, f"one of {', '.join(tokenizers.TOKENIZERS)}"]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown tokenizer."""
+        """Raises ValueError for an empty path or an unknown tokenizer."""
+        if self.path == "":
+            raise ValueError("path must be a file or none, got ''")
         model_config.one_of(self, "tokenizer", tokenizers.TOKENIZERS)
 
 
@@ -41,13 +45,19 @@ class OptimizerConfig:
     b1: Annotated[float, "decay of Adam's mean of gradients"]
     b2: Annotated[float, "decay of Adam's mean of squared gradients"]
     weight_decay: Annotated[float, "of matrices, times the learning rate; 0 = off"]
-    clip_norm: Annotated[float, "largest norm of all gradients together; 0 = off"]
+    clip_norm: Annotated[
+        float | None, "largest norm of all gradients together; none = off"
+    ]
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value out of range."""
         model_config.at_least(
-            self, 0, "peak_lr", "min_lr", "warmup_steps", "weight_decay", "clip_norm"
+            self, 0, "peak_lr", "min_lr", "warmup_steps", "weight_decay"
         )
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(
+                f"clip_norm must be positive or none, got {self.clip_norm}"
+            )
         model_config.fraction(self, "b1", "b2")
         if self.min_lr > self.peak_lr:
             raise ValueError(
@@ -109,6 +119,7 @@ class Field(NamedTuple):
 
     path: str  # from the root, with dots: 'model.width'
     type: type  # int, float, bool or str
+    optional: bool  # whether None is a value too
     help: str
 
 
@@ -116,7 +127,8 @@ def fields(cls: type) -> Iterator[Field]:
     """All leaves of a tree of dataclasses, in order.
 
     Args:
-      cls: a dataclass whose fields are dataclasses or `Annotated[type, help]`.
+      cls: a dataclass whose fields are dataclasses, `Annotated[type, help]` or
+        `Annotated[type | None, help]`.
 
     Yields:
       Each leaf.
@@ -126,8 +138,8 @@ def fields(cls: type) -> Iterator[Field]:
             for leaf in fields(typing.cast(type, hint)):
                 yield leaf._replace(path=f"{name}.{leaf.path}")
         else:
-            leaf_type, text = typing.get_args(hint)
-            yield Field(name, leaf_type, text)
+            leaf, text = typing.get_args(hint)
+            yield Field(name, *_split(leaf), text)
 
 
 def from_config_dict(values: config_dict.ConfigDict, cls: type[T]) -> T:
@@ -138,7 +150,8 @@ def from_config_dict(values: config_dict.ConfigDict, cls: type[T]) -> T:
       cls: a dataclass as in `fields`, such as `Config`.
 
     Returns:
-      An instance of `cls`. An int where a float belongs becomes one.
+      An instance of `cls`. An int where a float belongs becomes one; None stays None
+      where the annotation allows it.
 
     Raises:
       ValueError: an unknown or missing field, a value of another type (a bool is no
@@ -180,12 +193,23 @@ def _build(cls: Any, values: Any, path: str) -> Any:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _leaf(cls: type, value: Any, path: str) -> Any:
+def _leaf(hint: Any, value: Any, path: str) -> Any:
+    cls, optional = _split(hint)
+    if value is None and optional:
+        return None
     if cls is float and type(value) is int:
         return float(value)
     if type(value) is not cls:
+        wanted = f"{cls.__name__} or none" if optional else cls.__name__
         raise ValueError(
-            f"{path} must be of type {cls.__name__}, got {value!r} of type "
+            f"{path} must be of type {wanted}, got {value!r} of type "
             f"{type(value).__name__}"
         )
     return value
+
+
+def _split(hint: Any) -> tuple[type, bool]:
+    """Returns the type of a leaf, and whether its annotation is `type | None`."""
+    arms = typing.get_args(hint) or (hint,)
+    (leaf,) = (arm for arm in arms if arm is not types.NoneType)
+    return leaf, len(arms) > 1

@@ -138,7 +138,7 @@ class Block(Module):
             visible=visible,
             encoding=self.config.positions,
             places=given.places(*visible.shape[2:]),
-            scale=self.config.scale or None,
+            scale=self.config.scale,
         )
 
 
@@ -173,7 +173,7 @@ class Language(Module):
             visible=visible,
             encoding=self.config.positions,
             places=given.places(*visible.shape[2:]),
-            scale=self.config.scale or None,
+            scale=self.config.scale,
         )
 
 

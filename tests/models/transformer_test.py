@@ -226,14 +226,35 @@ def test_grouped_heads_and_untied_embeddings_have_their_parameters():
     )
 
 
-def test_scale_and_the_word_for_the_default():
-    """scale=0 means 1/sqrt(H): H = 8 here (case B140)."""
+def test_scale_and_its_default():
+    """scale=None means 1/sqrt(H): H = 8 here (case B140)."""
     model, variables = make()
     explicit, _ = make(scale=8**-0.5)
     other, _ = make(scale=0.5)
     wanted = logits(model, variables, TOKENS)
     np.testing.assert_allclose(logits(explicit, variables, TOKENS), wanted, atol=1e-5)
     assert np.max(np.abs(logits(other, variables, TOKENS) - wanted)) > 1e-3
+
+
+@pytest.mark.parametrize("implementation", ["reference", "flash"])
+def test_a_scale_of_zero_attends_uniformly(implementation):
+    """Token t weighs all t + 1 tokens up to it alike, in every layer and head."""
+    model, variables = make(scale=0.0, implementation=implementation)
+    sow = functools.partial(
+        model.apply, deterministic=True, sow_weights=True, mutable=["intermediates"]
+    )
+    _, sown = jax.jit(sow)(variables, TOKENS)
+    uniform = np.tri(T) / np.arange(1, T + 1)[:, None]
+    maps = jax.tree.leaves(sown)
+    assert len(maps) == SMALL.num_layers
+    for weights in maps:
+        np.testing.assert_allclose(
+            weights, np.broadcast_to(uniform, weights.shape), atol=1e-6
+        )
+    dense, _ = make(scale=0.0, implementation="reference")
+    np.testing.assert_allclose(
+        logits(model, variables, TOKENS), logits(dense, variables, TOKENS), atol=1e-5
+    )
 
 
 def test_more_tokens_than_learned_positions():

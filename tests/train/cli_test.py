@@ -1,5 +1,6 @@
 """The docstring that --help begins with."""
 
+import json
 import os
 import pathlib
 import signal
@@ -112,16 +113,34 @@ def test_not_false(refused, flag):
     assert "Non-boolean argument" in refused(CONFIG, f"{flag}=maybe")
 
 
-def test_what_is_off_by_default_goes_on_and_off(read):
-    """case B140: 0 is off, typed, and can be said on the command line."""
-    settings, _ = read(CONFIG)
-    assert settings.model.scale == 0.0
-    on = (CONFIG, "--config.model.scale=0.5")
-    settings, _ = read(*on)
-    assert settings.model.scale == 0.5
-    off = ("--config.model.scale=0",)
-    settings, _ = read(*on, *off)
-    assert settings.model.scale == 0.0
+@pytest.mark.parametrize(
+    ("field", "written", "value"),
+    [
+        ("model.scale", "0.5", 0.5),
+        ("model.scale", "0", 0.0),
+        ("model.num_kv_heads", "2", 2),
+        ("model.convolution", "4", 4),
+        ("optimizer.clip_norm", "0.1", 0.1),
+        ("data.path", "a file", "a file"),
+    ],
+)
+@pytest.mark.parametrize("none", ["none", "None", "NONE"])
+def test_none_is_a_value_of_some_fields(read, field, written, value, none):
+    """case B140: it is not 0, and can be said on the command line."""
+    parent, name = field.split(".")
+
+    def given(*arguments):
+        settings, _ = read(CONFIG, *arguments)
+        text = config.to_json(settings)
+        assert config.from_dict(json.loads(text), config.Config) == settings
+        return getattr(getattr(settings, parent), name)
+
+    flag = f"--config.{field}"
+    assert given() == (1.0 if name == "clip_norm" else None)
+    assert given(f"{flag}={written}") == value
+    assert given(f"{flag}={none}") is None
+    assert given(f"{flag}={written}", f"{flag}={none}") is None
+    assert given(f"{flag}={none}", f"{flag}={written}") == value
 
 
 @pytest.mark.parametrize(
@@ -135,6 +154,12 @@ def test_what_is_off_by_default_goes_on_and_off(read):
         ([CONFIG, "--config.train.steps=abc"], "--config.train.steps=abc: invalid"),
         ([CONFIG, "--config.train.steps=1.5"], "--config.train.steps=1.5: invalid"),
         ([CONFIG, "--config.train.steps"], "Missing value for flag"),
+        ([CONFIG, "--config.train.steps=none"], "--config.train.steps=none: invalid"),
+        ([CONFIG, "--config.model.use_bias=none"], "Non-boolean argument"),
+        ([CONFIG, "--config.model.scale=nil"], "--config.model.scale=nil: could not"),
+        ([CONFIG, "--config.model.scale="], "--config.model.scale=: could not"),
+        ([CONFIG, "--config.model.num_kv_heads=0"], "must be at least 1 or none, got"),
+        ([CONFIG, "--config.data.path="], "path must be a file or none, got ''"),
         ([CONFIG, "--config.train.steps=-1"], "config.train: steps must be at least 1"),
         (
             [CONFIG, "--config.model.num_heads=3"],
@@ -227,6 +252,10 @@ def test_help(run):
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "--config.model.width (int) E, model width" in lines
     assert "--workdir (string) folder of the run" in lines
+    assert (
+        "--config.model.scale (float or none) factor of the scores; "
+        "none = 1 / sqrt(head width)"
+    ) in lines
     for field in config.fields(config.Config):
         assert any(line.startswith(f"--config.{field.path} ") for line in lines)
     assert not any("jax_enable_x64" in line for line in lines)
@@ -238,7 +267,8 @@ def test_help_shows_the_values_of_a_config_file(run):
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert status == 0
     assert "--config.model.width=128 (int) E, model width" in lines
-    assert any(line.startswith("--config.model.num_heads=8 (int)") for line in lines)
+    for start in ("num_heads=8 (int) ", "num_kv_heads=none (int or none) "):
+        assert any(line.startswith(f"--config.model.{start}") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,19 @@ def changed(**values):
         ({"model__num_heads": 128}, MODEL + "rotary positions need an even head width"),
         ({"model__num_heads": 0}, MODEL + "num_heads must be at least 1, got 0"),
         ({"model__window": 0}, MODEL + "window must be at least 1, got 0"),
-        ({"model__scale": float("nan")}, MODEL + "scale must be at least 0, got nan"),
-        ({"model__scale": float("inf")}, MODEL + "scale must be at least 0, got inf"),
+        ({"model__num_kv_heads": 0}, MODEL + "num_kv_heads must be at least 1 or none"),
+        ({"model__convolution": 0}, MODEL + "convolution must be at least 1 or none"),
+        ({"model__scale": float("nan")}, MODEL + "scale must be at least 0 or none, "),
+        ({"model__scale": float("inf")}, MODEL + "scale must be at least 0 or none, "),
         ({"model__dropout_rate": 1.0}, MODEL + r"dropout_rate must be in \[0, 1\), "),
         ({"model__positions": "x"}, "one of learned, sinusoidal, rotary, alibi, none"),
         ({"model__dtype": "int8"}, "one of float32, bfloat16, got 'int8'"),
         ({"model__implementation": "x"}, "one of auto, reference, .*, got 'x'"),
         ({"data__tokenizer": "words"}, "one of bytes, chars, got 'words'"),
         ({"optimizer__peak_lr": 1e-5}, OPTIMIZER + "min_lr must be at most peak_lr"),
-        ({"optimizer__clip_norm": -1.0}, OPTIMIZER + "clip_norm must be at least 0"),
+        ({"optimizer__clip_norm": -1.0}, OPTIMIZER + "clip_norm must be positive or"),
+        ({"optimizer__clip_norm": 0}, OPTIMIZER + "clip_norm must be positive or none"),
+        ({"data__path": ""}, "config.data: path must be a file or none, got ''"),
         ({"optimizer__b1": 1.0}, OPTIMIZER + r"b1 must be in \[0, 1\), got 1.0"),
         ({"train__steps": -5}, TRAIN + "steps must be at least 1, got -5"),
         ({"train__accumulation": 0}, TRAIN + "accumulation must be at least 1, got 0"),
@@ -49,7 +53,7 @@ def changed(**values):
         ({"train__steps": True}, "config.train.steps must be of type int, got True of"),
         ({"train__steps": None}, "config.train.steps must be of type int, got None of"),
         ({"model__use_bias": 0}, "config.model.use_bias must be of type bool, got 0"),
-        ({"data__path": 3}, "config.data.path must be of type str, got 3 of type int"),
+        ({"data__path": 3}, "config.data.path must be of type str or none, got 3 of"),
         ({"train__stps": 3}, "config.train.stps is unknown; known: steps, batch_size,"),
         ({"audit": 3}, "config.audit must hold steps, .*, got 3"),
     ],
@@ -95,7 +99,7 @@ def test_dataclasses_hold_no_default():
 def test_fields_are_the_leaves_in_order():
     @dataclasses.dataclass(frozen=True)
     class Inner:
-        rate: Annotated[float, "how fast"]
+        rate: Annotated[float | None, "how fast"]
 
     @dataclasses.dataclass(frozen=True)
     class Outer:
@@ -103,15 +107,24 @@ def test_fields_are_the_leaves_in_order():
         inner: Inner
 
     assert list(config.fields(Outer)) == [
-        ("name", str, "of it"),
-        ("inner.rate", float, "how fast"),
+        ("name", str, False, "of it"),
+        ("inner.rate", float, True, "how fast"),
     ]
     values = config_dict.ConfigDict({"name": "a", "inner": {"rate": 2}})
     assert config.from_config_dict(values, Outer) == Outer("a", Inner(2.0))
+    values.inner = {"rate": None}
+    assert config.from_config_dict(values, Outer) == Outer("a", Inner(None))
+    values.name = None
+    with pytest.raises(ValueError, match="config.name must be of type str, got None"):
+        config.from_config_dict(values, Outer)
 
 
-def test_json_round_trip():
-    settings = changed(model__scale=0.1, seed=7)
+@pytest.mark.parametrize("scale", [None, 0.0, 0.1])
+def test_json_round_trip(scale):
+    settings = changed(model__scale=scale, seed=7)
+    assert settings.model.scale == scale
+    text = config.to_json(settings)
+    assert f'"scale": {"null" if scale is None else scale}' in text
     assert (
         config.from_dict(json.loads(config.to_json(settings)), config.Config)
         == settings
@@ -122,8 +135,9 @@ def test_json_round_trip():
     ("old", "new", "message"),
     [
         ('"seed": 0', '"seed": "0"', "config.seed must be of type int, got '0'"),
-        ('"scale": 0.0', '"scale": true', "config.model.scale must be of type float"),
-        ('"scale": 0.0', '"scale": NaN', "config.model: scale must be at least 0"),
+        ('"scale": null', '"scale": true', "model.scale must be of type float or none"),
+        ('"scale": null', '"scale": NaN', "config.model: scale must be at least 0 or"),
+        ('"seed": 0', '"seed": null', "config.seed must be of type int, got None"),
         ("{", "", "Extra data"),
     ],
 )

@@ -25,10 +25,10 @@ class CausalLM(torch.nn.Module):
         """Copies the parameters; kernels keep flax's layout [inputs, outputs]."""
         super().__init__()
         supported = dict(
-            num_kv_heads=0,
+            num_kv_heads=None,
             positions="rotary",
             mixers="softmax",
-            scale=0.0,
+            scale=None,
             use_bias=False,
             tie_embeddings=True,
             dropout_rate=0.0,
@@ -135,7 +135,8 @@ class Trainer:
         loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if clip_norm := self.config.optimizer.clip_norm:
+        clip_norm = self.config.optimizer.clip_norm
+        if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
         self.optimizer.step()
         return loss.item()

@@ -69,7 +69,7 @@ def make(optimizer: config.OptimizerConfig, steps: int) -> optax.GradientTransfo
 
     Args:
       optimizer: rates, Adam's b1 and b2, weight decay λ, and the norm c to which
-        gradients are clipped, 0 = not.
+        gradients are clipped; None: they are not.
       steps: N, as for `schedule`.
 
     Returns:
@@ -84,6 +84,6 @@ def make(optimizer: config.OptimizerConfig, steps: int) -> optax.GradientTransfo
         weight_decay=optimizer.weight_decay,
         mask=decayed,
     )
-    if optimizer.clip_norm == 0:
+    if optimizer.clip_norm is None:
         return adamw
     return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), adamw)

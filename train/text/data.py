@@ -49,11 +49,11 @@ class Corpus:
         return self.train.size + self.validation.size
 
 
-def load_text(path: str) -> tuple[str, str]:
+def load_text(path: str | None) -> tuple[str, str]:
     """Reads a UTF-8 text file, or the Python language reference.
 
     Args:
-      path: a file; '' for the reference that ships inside CPython, whose text
+      path: a file; None for the reference that ships inside CPython, whose text
         differs between Python releases.
 
     Returns:
@@ -62,7 +62,7 @@ def load_text(path: str) -> tuple[str, str]:
     Raises:
       ValueError: the file is missing, unreadable, empty or not UTF-8 text.
     """
-    raw = _read(path) if path else _python_reference()
+    raw = _python_reference() if path is None else _read(path)
     if not raw:
         raise ValueError(f"data.path {path!r} is empty")
     try:
@@ -108,7 +108,7 @@ def split(
     return tokens[:cut], tokens[cut:]
 
 
-def load_corpus(path: str, *, tokenizer: str, context: int) -> Corpus:
+def load_corpus(path: str | None, *, tokenizer: str, context: int) -> Corpus:
     """Reads, tokenizes and splits a text.
 
     Args:
@@ -132,7 +132,7 @@ def load_corpus(path: str, *, tokenizer: str, context: int) -> Corpus:
     tokenize = tokenizers.TOKENIZERS[tokenizer](text)
     tokens = tokenize.encode(text)
     train, validation = split(tokens)
-    name = path or DEFAULT_CORPUS
+    name = DEFAULT_CORPUS if path is None else path
     if np.all(tokens == tokens[:1]):
         raise ValueError(f"data.path {name!r} has only one distinct character")
     if train.size < context + 1 or validation.size < 2:

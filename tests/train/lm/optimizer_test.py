@@ -19,7 +19,7 @@ CONFIG = config.OptimizerConfig(
     b1=0.9,
     b2=0.95,
     weight_decay=0.1,
-    clip_norm=0.0,
+    clip_norm=None,
 )
 
 
@@ -57,7 +57,11 @@ def _numpy_adamw(params, gradients, settings, steps):
         norm = np.sqrt(
             sum((g.astype(np.float64) ** 2).sum() for g in gradient.values())
         )
-        clip = min(1.0, settings.clip_norm / norm) if settings.clip_norm else 1.0
+        clip = (
+            min(1.0, settings.clip_norm / norm)
+            if settings.clip_norm is not None
+            else 1.0
+        )
         peak, low, warmup = settings.peak_lr, settings.min_lr, settings.warmup_steps
         angle = np.pi * (n - warmup) / (steps - warmup)
         rate = (
@@ -77,9 +81,9 @@ def _numpy_adamw(params, gradients, settings, steps):
     return params
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_updates_meet_the_equations(clip_norm):
-    """The first update already moves; clipping is off at 0 (case B117)."""
+    """The first update already moves; clipping is off at None (case B117)."""
     settings = dataclasses.replace(
         CONFIG, peak_lr=0.1, min_lr=0.01, warmup_steps=2, clip_norm=clip_norm
     )
@@ -163,9 +167,9 @@ def test_decay_on_matrices_only():
         assert values[name] == {np.float32(1.0)}, name
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_zero_gradients_stay_finite(clip_norm):
-    """Case B117: neither bound divides 0 by 0."""
+    """Case B117: nothing divides 0 by 0, with or without a bound."""
     transformation = optimizer.make(
         dataclasses.replace(CONFIG, clip_norm=clip_norm, weight_decay=0.0), 10
     )

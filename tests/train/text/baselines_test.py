@@ -162,7 +162,7 @@ def test_large_vocabularies_do_not_collide() -> None:
 
 
 def test_each_order_helps_on_the_default_corpus() -> None:
-    corpus = data.load_corpus("", tokenizer="bytes", context=64)
+    corpus = data.load_corpus(None, tokenizer="bytes", context=64)
     losses = baselines.nats_per_token(
         corpus.train, corpus.validation, vocab_size=corpus.tokenizer.vocab_size
     )

@@ -148,7 +148,7 @@ def test_sha256_is_the_published_one(write: Write) -> None:
 
 
 def test_default_corpus_is_the_python_reference() -> None:
-    corpus = data.load_corpus("", tokenizer="bytes", context=64)
+    corpus = data.load_corpus(None, tokenizer="bytes", context=64)
     text = corpus.tokenizer.decode_bytes(
         np.concatenate([corpus.train, corpus.validation])
     )
@@ -204,7 +204,7 @@ def test_missing_file_and_directory_are_named(tmp_path: pathlib.Path) -> None:
 
 def test_unknown_tokenizer_is_named() -> None:
     with pytest.raises(ValueError, match="one of bytes, chars, got 'words'"):
-        data.load_corpus("", tokenizer="words", context=4)
+        data.load_corpus(None, tokenizer="words", context=4)
 
 
 # Batches

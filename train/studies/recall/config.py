@@ -42,7 +42,7 @@ class ModelConfig(model_config.SharedConfig):
     @property
     def reach(self) -> int:
         """Distance over which a model of windows sees, with its convolutions."""
-        return self.window_reach + self.num_layers * max(self.convolution - 1, 0)
+        return self.window_reach + self.num_layers * ((self.convolution or 1) - 1)
 
 
 @dataclasses.dataclass(frozen=True)

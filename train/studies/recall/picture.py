@@ -121,7 +121,7 @@ def distance(
     plot.axvline(model.reach, color=figures.GREY, linewidth=0.8)
     plot.annotate(
         f"{model.num_layers} × (window {model.window} + convolution "
-        f"{max(model.convolution, 1)} − 2) = {model.reach}",
+        f"{model.convolution or 1} − 2) = {model.reach}",
         (model.reach, 1.08),
         (4, 0),
         textcoords="offset points",

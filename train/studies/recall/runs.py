@@ -129,7 +129,7 @@ def carried(shape: model_config.CausalLMConfig, length: int) -> int:
     """
     return sum(
         mixers.state_size(shape, layer, length)
-        + shape.is_convolved(layer) * (shape.convolution - 1) * shape.width
+        + ((shape.convolution_of(layer) or 1) - 1) * shape.width
         for layer in range(shape.num_layers)
     )
 

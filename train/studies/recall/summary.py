@@ -54,8 +54,8 @@ def _heading(settings: config.StudyConfig) -> str:
     return (
         f"# {settings.task.capitalize()}\n\n"
         f"Rows of {task.length} tokens out of {task.vocab_size}; models of "
-        f"{_layers(settings)}, each with a convolution of width "
-        f"{settings.model.convolution}. The learning rate is the best of "
+        f"{_layers(settings)}, each with "
+        f"{_convolution(settings)}. The learning rate is the best of "
         f"{len(runs.swept)} by {runs.seeds} seeds on the validation split; accuracies "
         f"are of {runs.count} other seeds on the test split. A run ends at {runs.goal} "
         f"on the validation split, or after {runs.steps} steps: who has not learned "
@@ -143,8 +143,8 @@ def _distance(settings: config.StudyConfig, reaches: Sequence[claims.Reach]) -> 
         for reach in reaches
     ]
     return (
-        f"Through {_layers(settings)}, each of a convolution of width "
-        f"{model.convolution} and a window of {model.window}, a token sees "
+        f"Through {_layers(settings)}, each with "
+        f"{_convolution(settings)} and a window of {model.window}, a token sees "
         f"{model.reach} tokens back, {model.window_reach} of them through the windows. "
         f"Chance is {1 / settings.recall.num_values:.3g}."
         "\n\n" + markdown.bullets(lines)
@@ -154,3 +154,8 @@ def _distance(settings: config.StudyConfig, reaches: Sequence[claims.Reach]) -> 
 def _layers(settings: config.StudyConfig) -> str:
     count = settings.model.num_layers
     return f"{count} layer{'s' * (count > 1)}"
+
+
+def _convolution(settings: config.StudyConfig) -> str:
+    width = settings.model.convolution
+    return "no convolution" if width is None else f"a convolution of width {width}"
