@@ -1,7 +1,6 @@
-"""The language model's configuration.
+"""The language model's configuration: that of its layers, and what they are put into.
 
-Config files hold every value, once, so the dataclass carries no defaults. The second
-half of each annotation is the field's help text, which `--help` prints.
+`models.layer_config` has what the layers share, and says how fields are written.
 """
 
 import dataclasses
@@ -9,61 +8,24 @@ import math
 from collections.abc import Iterable
 from typing import Annotated
 
-from attention import dot_product, heads
-from models import positional
-
-POSITIONS = tuple(positional.SCHEMES)
-ATTENTION = ("softmax", "window", "longformer", "bigbird")
-RECURRENT = ("linear", "performer", "retention", "rwkv", "rwkv6", "mamba", "gru")
-MIXERS = (*ATTENTION, *RECURRENT, "zero")
-DTYPES = ("float32", "bfloat16")
-IMPLEMENTATIONS = ("auto", *dot_product.IMPLEMENTATIONS)
+from attention import heads
+from models import layer_config, positional
+from models import mixers as mixers_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedConfig:
-    """What language models of several widths and mixers can have in common."""
-
-    num_layers: Annotated[int, "L, blocks"]
-    num_heads: Annotated[int, "N, query heads; divides width"]
-    num_kv_heads: Annotated[
-        int | None, "K, key/value heads; divides num_heads; none = num_heads"
-    ]
-    positions: Annotated[
-        str,
-        f"one of {', '.join(POSITIONS)}; "
-        f"{', '.join(positional.IN_ATTENTION)} act in attention only",
-    ]
-    convolution: Annotated[
-        int | None,
-        "width of a causal depthwise convolution before each mixer; none = off",
-    ]
-    window: Annotated[int, "nearest keys that window, longformer and bigbird see"]
-    global_tokens: Annotated[int, "longformer: positions, bigbird: blocks seen by all"]
-    block_size: Annotated[int, "bigbird: positions of a block"]
-    random_blocks: Annotated[int, "bigbird: blocks that a query block sees at random"]
-    features: Annotated[int, "M, performer: random features of a head"]
-    state_size: Annotated[int, "M, mamba: numbers of state in each channel"]
-    scale: Annotated[float | None, "factor of the scores; none = 1 / sqrt(head width)"]
-    use_bias: Annotated[bool, "biases in projections and MLP"]
-    tie_embeddings: Annotated[bool, "the output layer is the embedding, transposed"]
-    dropout_rate: Annotated[float, "chance that training drops a value, in [0, 1)"]
-    dtype: Annotated[str, f"of the computation, not of parameters: {', '.join(DTYPES)}"]
-    implementation: Annotated[str, f"of attention: {', '.join(IMPLEMENTATIONS)}"]
-
-
-@dataclasses.dataclass(frozen=True)
-class CausalLMConfig(SharedConfig):
+class CausalLMConfig(layer_config.LayerConfig):
     """A decoder-only language model.
 
     Raises:
       ValueError: a value out of range, or values that do not fit each other.
     """
 
-    width: Annotated[int, "E, model width"]
     mlp_width: Annotated[int, "F, hidden width of a block's MLP"]
     context: Annotated[int, "T, tokens that the model sees at once"]
-    mixers: Annotated[str, f"of the layers, repeated in turn: {', '.join(MIXERS)}"]
+    mixers: Annotated[
+        str, f"of the layers, repeated in turn: {', '.join(mixers_lib.MIXERS)}"
+    ]
 
     def __post_init__(self) -> None:
         """Checks each value, then values against each other."""
@@ -73,36 +35,31 @@ class CausalLMConfig(SharedConfig):
         at_least(self, 1, "num_kv_heads", "convolution", or_none=True)
         at_least(self, 0, "scale", or_none=True)
         for name in self.mixers.split(","):
-            if name not in MIXERS:
+            if name not in mixers_lib.MIXERS:
                 raise ValueError(
-                    f"mixers must be names out of {', '.join(MIXERS)}, with commas "
-                    f"between them, got {name!r}"
+                    f"mixers must be names out of {', '.join(mixers_lib.MIXERS)}, with "
+                    f"commas between them, got {name!r}"
                 )
         fraction(self, "dropout_rate")
-        one_of(self, "positions", POSITIONS)
-        one_of(self, "dtype", DTYPES)
-        one_of(self, "implementation", IMPLEMENTATIONS)
+        one_of(self, "positions", layer_config.POSITIONS)
+        one_of(self, "dtype", layer_config.DTYPES)
+        one_of(self, "implementation", layer_config.IMPLEMENTATIONS)
         heads.head_width(self.width, self.num_heads)
         heads.group_size(self.num_heads, self.num_kv_heads or self.num_heads)
         positional.SCHEMES[self.positions].check(self.width, self.num_heads)
 
-    def mixer(self, layer: int) -> str:
-        """The name of the mixer of a layer."""
+    def mixer(self, layer: int) -> mixers_lib.Mixer:
+        """The row of `models.mixers` that a layer is made by."""
         names = self.mixers.split(",")
-        return names[layer % len(names)]
+        return mixers_lib.MIXERS[names[layer % len(names)]]
 
     def is_attention(self, layer: int) -> bool:
         """Whether a layer's mixer is softmax attention, under whatever mask."""
-        return self.mixer(layer) in ATTENTION
+        return self.mixer(layer).is_attention
 
     def convolution_of(self, layer: int) -> int | None:
         """Width of the convolution of what a layer's mixer reads; 'zero' reads none."""
-        return None if self.mixer(layer) == "zero" else self.convolution
-
-    @property
-    def head_width(self) -> int:
-        """H, the width of a query/key head."""
-        return heads.head_width(self.width, self.num_heads)
+        return None if self.mixer(layer).carries == "nothing" else self.convolution
 
 
 def at_least(

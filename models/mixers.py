@@ -1,5 +1,8 @@
 """How a layer mixes positions: one literal table, from names to modules.
 
+A new mixer is its module and one row here: the names that configurations accept, the
+programs, the studies and the tests of every mixer derive from the table.
+
 Every mixer is causal and maps x [B T E] to [B T E] under one signature:
 
     mixer(x, *, deterministic, token_mask=None, token_positions=None, sow_weights=False)
@@ -9,14 +12,15 @@ changes no state. A mixer without a use for positions, or without weights to sow
 these two alone.
 
 The table also says what one layer lets each query see: `proofs.dependence` holds the
-whole model to it.
+whole model to it; and what it carries from token to token, which tells softmax
+attention, recurrences and 'zero' apart.
 """
 
 import functools
 import math
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +29,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import linear as linear_attention
 from attention import masks, random_features
-from models import config as config_lib
 from models import (
+    layer_config,
     layers,
     linear,
     mamba,
@@ -38,15 +42,18 @@ from models import (
     rwkv6,
 )
 
-Config = config_lib.CausalLMConfig
+Config = layer_config.LayerConfig
 FeatureMap = linear_attention.FeatureMap
+# From one token to the next: keys and values of the tokens still seen; matrices,
+# which are sums of products of both; vectors, a few numbers in each channel; nothing.
+Carries = Literal["keys and values", "matrices", "vectors", "nothing"]
 
 
 class SelfAttention(nn.Module):
     """Softmax attention of a language model's layer, under a mask of its own.
 
     Attributes:
-      config: of the model.
+      config: of the layer.
       mask: what a query may see.
       absolute: whether the mask knows some positions by their numbers. They are counted
         from the first real token, so behind padding it is evaluated at T x T places.
@@ -128,10 +135,46 @@ class Mixer(NamedTuple):
     Attributes:
       mask: what a query of a layer sees, given its index.
       make: the module of a layer, given its index.
+      carries: what it carries from one token to the next.
     """
 
     mask: Callable[[Config, int], masks.Mask]
     make: Callable[[Config, int], nn.Module]
+    carries: Carries
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is softmax attention, under whatever mask."""
+        return self.carries == "keys and values"
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether `decode=True` makes a state of constant size in 'cache'."""
+        return self.carries in ("matrices", "vectors")
+
+    def state_size(self, config: Config, layer: int, length: int) -> int:
+        """How many numbers are carried from one token of a row to the next.
+
+        Attention: keys and values of those tokens that a later one still sees. All
+        others: the state in the 'cache' collection.
+
+        Args:
+          config: of the layer.
+          layer: index of the layer.
+          length: tokens so far; as many may follow.
+        """
+        if self.is_attention:
+            seen = self.mask(config, layer).materialize(2 * length, 2 * length)[0, 0]
+            num_kv_heads = config.num_kv_heads or config.num_heads
+            kept = int(jnp.sum(jnp.any(seen[length:, :length], axis=0)))
+            return 2 * num_kv_heads * config.head_width * kept
+        module = self.make(config, layer)
+        if self.is_recurrent:
+            module = module.clone(decode=True)
+        x = jax.ShapeDtypeStruct((1, 1, config.width), config.dtype)
+        init = functools.partial(module.init, deterministic=True)
+        shapes = jax.eval_shape(init, jax.random.key(0), x)
+        return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes.get("cache", {})))
 
 
 def _causal(config: Config, layer: int) -> masks.Mask:
@@ -168,7 +211,10 @@ def _itself(config: Config, layer: int) -> masks.Mask:
 def _attention(
     mask: Callable[[Config, int], masks.Mask], *, absolute: bool = False
 ) -> Mixer:
-    return Mixer(mask, lambda c, layer: SelfAttention(c, mask(c, layer), absolute))
+    def make(config: Config, layer: int) -> nn.Module:
+        return SelfAttention(config, mask(config, layer), absolute)
+
+    return Mixer(mask, make, "keys and values")
 
 
 def _shared(config: Config) -> dict[str, Any]:
@@ -248,48 +294,15 @@ MIXERS: Mapping[str, Mixer] = types.MappingProxyType(
         "window": _attention(_window),
         "longformer": _attention(_longformer, absolute=True),
         "bigbird": _attention(_bigbird, absolute=True),
-        "linear": Mixer(_causal, _linear),
-        "performer": Mixer(_causal, _performer),
-        "retention": Mixer(_causal, _retention),
-        "rwkv": Mixer(_causal, _rwkv),
-        "rwkv6": Mixer(_causal, _rwkv6),
-        "mamba": Mixer(_causal, _mamba),
-        "gru": Mixer(_causal, _gru),
-        "zero": Mixer(_itself, _zero),
+        "linear": Mixer(_causal, _linear, "matrices"),
+        "performer": Mixer(_causal, _performer, "matrices"),
+        "retention": Mixer(_causal, _retention, "matrices"),
+        "rwkv": Mixer(_causal, _rwkv, "vectors"),
+        "rwkv6": Mixer(_causal, _rwkv6, "matrices"),
+        "mamba": Mixer(_causal, _mamba, "vectors"),
+        "gru": Mixer(_causal, _gru, "vectors"),
+        "zero": Mixer(_itself, _zero, "nothing"),
     }
 )
-
-
-def mask(config: Config, layer: int) -> masks.Mask:
-    """What a query of a layer may see."""
-    return MIXERS[config.mixer(layer)].mask(config, layer)
-
-
-def make(config: Config, layer: int) -> nn.Module:
-    """The mixer of a layer."""
-    return MIXERS[config.mixer(layer)].make(config, layer)
-
-
-def state_size(config: Config, layer: int, length: int) -> int:
-    """How many numbers a layer's mixer carries from one token of a row to the next.
-
-    Attention: keys and values of those tokens that a later one still sees. All others:
-    the state in the 'cache' collection.
-
-    Args:
-      config: of the model.
-      layer: index of the layer.
-      length: tokens so far; as many may follow.
-    """
-    if config.is_attention(layer):
-        seen = mask(config, layer).materialize(2 * length, 2 * length)[0, 0]
-        num_kv_heads = config.num_kv_heads or config.num_heads
-        kept = int(jnp.sum(jnp.any(seen[length:, :length], axis=0)))
-        return 2 * num_kv_heads * config.head_width * kept
-    module = make(config, layer)
-    if config.mixer(layer) != "zero":
-        module = module.clone(decode=True)
-    x = jax.ShapeDtypeStruct((1, 1, config.width), config.dtype)
-    init = functools.partial(module.init, deterministic=True)
-    shapes = jax.eval_shape(init, jax.random.key(0), x)
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes.get("cache", {})))
+ATTENTION = tuple(name for name, mixer in MIXERS.items() if mixer.is_attention)
+RECURRENT = tuple(name for name, mixer in MIXERS.items() if mixer.is_recurrent)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import masks
 from models import config as config_lib
-from models import layers, mixers, positional
+from models import layers, positional
 
 
 class Block(nn.Module):
@@ -40,7 +40,7 @@ class Block(nn.Module):
         convolution = config.convolution_of(self.layer)
         if convolution is not None:
             self.mixer_conv = layers.ShortConvolution(convolution)
-        self.mixer = mixers.make(config, self.layer)
+        self.mixer = config.mixer(self.layer).make(config, self.layer)
         self.mlp_norm = nn.RMSNorm(dtype=config.dtype)
         self.mlp = layers.MLP(
             width=config.mlp_width,
@@ -125,7 +125,7 @@ class CausalLM(nn.Module):
             convolution = config.convolution_of(i)
             if convolution is not None:
                 layer_masks.append(masks.sliding_window(convolution))
-            layer_masks.append(mixers.mask(config, i))
+            layer_masks.append(config.mixer(i).mask(config, i))
         return tuple(layer_masks)
 
     def __call__(

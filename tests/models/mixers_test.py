@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from attention import properties
-from models import config, mixers
+from models import mixers
 from tests.support import small
 
 B, T, E = 2, 7, small.CONFIG.width
@@ -26,7 +26,7 @@ NAMES = tuple(mixers.MIXERS)
 @functools.cache
 def built(name, dtype="float32"):
     """A mixer, compiled, and parameters that are not small."""
-    module = mixers.make(dataclasses.replace(CONFIG, mixers=name, dtype=dtype), 1)
+    module = mixers.MIXERS[name].make(dataclasses.replace(CONFIG, dtype=dtype), 1)
     init = functools.partial(module.init, deterministic=True)
     shapes = jax.eval_shape(init, jax.random.key(0), X)
     rng = np.random.default_rng(1)
@@ -50,14 +50,20 @@ def compiled(name):
     )
 
 
-def test_the_names_of_the_configuration_are_the_rows_of_the_table():
-    assert config.MIXERS == NAMES
+def test_every_mixer_is_of_one_kind_and_known_to_the_configuration():
+    assert (*mixers.ATTENTION, *mixers.RECURRENT, "zero") == NAMES
+    model = dataclasses.replace(CONFIG, mixers=",".join(NAMES))
+    assert [model.mixer(i) for i in range(len(NAMES))] == list(mixers.MIXERS.values())
+    attention = [name for i, name in enumerate(NAMES) if model.is_attention(i)]
+    assert attention == ["softmax", "window", "longformer", "bigbird"]
+    help_text = {x.name: x.type for x in dataclasses.fields(model)}["mixers"]
+    assert ", ".join(NAMES) in str(help_text)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_table_declares_is_seen(name):
     """∂y/∂x is zero just where the mask says so, the position itself apart."""
-    module_mask = mixers.mask(dataclasses.replace(CONFIG, mixers=name), 1)
+    module_mask = mixers.MIXERS[name].mask(CONFIG, 1)
     declared = np.asarray(module_mask.materialize(T, T)[0, 0])
     found = properties.dependency_matrix(compiled(name), X)
     itself = np.eye(T, dtype=bool)
@@ -118,8 +124,8 @@ def test_gradients_reach_every_parameter(name):
         assert np.any(gradient != 0), where
 
 
-# With width 16 in 2 heads of 8, T = 7, windows of 3, 8 features; Mamba has 32 channels
-# of state 4 behind a convolution of width 4.
+# The papers' numbers, with width 16 in 2 heads of 8, T = 7, windows of 3, 8 features;
+# Mamba has 32 channels of state 4 behind a convolution of width 4.
 STATES = {
     "softmax": 2 * 16 * T,
     "window": 2 * 16 * 2,
@@ -137,20 +143,34 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_states_have_the_sizes_of_the_papers(name):
-    named = dataclasses.replace(CONFIG, mixers=name)
-    assert mixers.state_size(named, 1, T) == STATES[name]
+    assert mixers.MIXERS[name].state_size(CONFIG, 1, T) == STATES[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_what_the_row_says_is_carried(name):
+    """Keys and values of each token that a later one sees; else a constant number."""
+    row = mixers.MIXERS[name]
+    short, long = (row.state_size(CONFIG, 1, length) for length in (T, 2 * T))
+    if row.is_attention:
+        seen = np.asarray(row.mask(CONFIG, 1).materialize(2 * T, 2 * T)[0, 0])
+        assert short == 2 * E * sum(seen[T:, key].any() for key in range(T))
+    else:
+        assert short == long
+        assert (short > 0) == row.is_recurrent
 
 
 def test_grouped_heads_carry_less():
     grouped = dataclasses.replace(CONFIG, num_kv_heads=1)
-    assert mixers.state_size(grouped, 1, T) == STATES["softmax"] // 2
+    found = mixers.MIXERS["softmax"].state_size(grouped, 1, T)
+    assert found == STATES["softmax"] // 2
 
 
 def test_what_is_drawn_at_random_differs_between_layers():
-    bigbird = dataclasses.replace(CONFIG, mixers="bigbird", block_size=2)
-    seen = [np.asarray(mixers.mask(bigbird, i).materialize(64, 64)) for i in (0, 1)]
+    config = dataclasses.replace(CONFIG, block_size=2)
+    bigbird = mixers.MIXERS["bigbird"]
+    seen = [np.asarray(bigbird.mask(config, i).materialize(64, 64)) for i in (0, 1)]
     assert np.any(seen[0] != seen[1])
-    performer = dataclasses.replace(CONFIG, mixers="performer")
+    performer = mixers.MIXERS["performer"]
     x = X[..., : CONFIG.head_width]
-    features = [mixers.make(performer, i).feature_map(x) for i in (0, 1)]
+    features = [performer.make(CONFIG, i).feature_map(x) for i in (0, 1)]
     assert np.all(features[0] != features[1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention import properties
-from models import config, layers, mixers, transformer
+from models import layers, mixers, positional, transformer
 from tests.support import small
 
 V, T = 11, small.CONFIG.context
@@ -37,7 +37,7 @@ def logits(model, variables, tokens, token_mask=None):
 @pytest.mark.parametrize(
     ("positions", "mixer"),
     [
-        *((name, "softmax") for name in config.POSITIONS),
+        *((name, "softmax") for name in positional.SCHEMES),
         *(("none", name) for name in mixers.MIXERS if name != "softmax"),
     ],
 )
@@ -81,7 +81,7 @@ def test_positions_tell_orders_apart():
     """
     swapped = TOKENS[:1].at[0, 0].set(TOKENS[0, 1]).at[0, 1].set(TOKENS[0, 0])
     assert TOKENS[0, 0] != TOKENS[0, 1]
-    for positions in config.POSITIONS:
+    for positions in positional.SCHEMES:
         model, variables = make(positions=positions, num_layers=1)
         here = logits(model, variables, TOKENS[:1])[0, -1]
         there = logits(model, variables, swapped)[0, -1]

@@ -164,6 +164,7 @@ def test_audit_sees_a_model_that_looks_ahead(finished, monkeypatch, capsys):
     ahead = mixers.Mixer(
         lambda config, layer: mask,
         lambda config, layer: mixers.SelfAttention(config, mask, False),
+        "keys and values",
     )
     monkeypatch.setattr(mixers, "MIXERS", {"softmax": ahead})
     backup = (finished / "report.json").read_text()

@@ -6,6 +6,7 @@ visited. Temporary memory is that of the compiled program, forward and backward.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -65,9 +66,8 @@ def costs(name: str) -> Costs:
     parameters = jax.tree.leaves(shapes.get("params", shapes))
     state = None
     if name in mixers.MIXERS:
-        named = dataclasses.replace(LAYER, mixers=name)
-        short, long = (mixers.state_size(named, 1, n * LAYER.context) for n in (1, 2))
-        state = short, long
+        size = functools.partial(mixers.MIXERS[name].state_size, LAYER, 1)
+        state = size(LAYER.context), size(2 * LAYER.context)
     lengths = LENGTH, 2 * LENGTH
     return Costs(
         sum(math.prod(x.shape) for x in parameters),

@@ -69,7 +69,7 @@ def _mixer(name: str) -> Callable[[Config, int], Layer]:
         return Layer(
             jax.eval_shape(init, jax.random.key(0), x),
             apply,
-            module.clone(decode=True) if name in config_lib.RECURRENT else None,
+            module.clone(decode=True) if name in mixers.RECURRENT else None,
         )
 
     return layer
@@ -138,7 +138,7 @@ def _additive_shapes(config: Config, length: int) -> Any:
 
 SUBJECTS: Mapping[str, Subject] = types.MappingProxyType(
     {
-        **{name: _attention(name) for name in config_lib.ATTENTION},
+        **{name: _attention(name) for name in mixers.ATTENTION},
         "linear": Subject(
             holds={"causal", "padding", "batch", "hull", "streaming", "loop"},
             must_fail={"permutation", "softmax"},

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from models import config
+from models import mixers as models_mixers
 from tests.train import benchmark_test
 from train.bench import mixer_cases, mixers
 
@@ -18,7 +18,7 @@ FORWARD, BOTH = mixers.DIRECTIONS
 def test_every_mixer_of_linear_time_takes_part():
     """But the GRU, which is nothing without its projections."""
     names = set(mixer_cases.CONTENDERS) - {"flash"}
-    assert names == set(config.RECURRENT) - {"gru"}
+    assert names == set(models_mixers.RECURRENT) - {"gru"}
 
 
 @pytest.mark.parametrize("name", mixer_cases.CONTENDERS)

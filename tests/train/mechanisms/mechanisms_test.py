@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from models import config
+from models import mixers
 from train import audit, cli
 from train.mechanisms import costs, properties, table
 from train.mechanisms import page as mechanism_page
@@ -34,7 +34,7 @@ def test_the_page_has_these_rows_and_no_others():
 
 
 def test_every_mixer_and_every_property_is_declared():
-    assert set(config.MIXERS) <= set(NAMES)
+    assert set(mixers.MIXERS) <= set(NAMES)
     for name in NAMES:
         assert set(properties.declared(name)) == set(properties.PROPERTIES)
 

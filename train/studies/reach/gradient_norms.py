@@ -29,7 +29,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from models import config as model_config
-from models import mixers, transformer
+from models import transformer
 
 # The norms of a GRU fall below 2**-126, the least normal float32. The derivative is
 # linear in its cotangent, which is therefore multiplied by 2**100 meanwhile.
@@ -97,7 +97,7 @@ def of_runs(
     model = transformer.CausalLM(config, vocab_size)
     layer = config.num_layers - 1
     block = f"blocks_{layer}"
-    mixer = mixers.make(config, layer)
+    mixer = config.mixer(layer).make(config, layer)
 
     def of_run(params: Any) -> Array:
         _, state = model.apply(

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Float
 
 from models import config as model_config
-from models import mixers, transformer
+from models import transformer
 from train.lm import evaluation, loss
 from train.report import stopwatch
 from train.studies import batches, sweep
@@ -161,7 +161,7 @@ def _layer(
     config: model_config.CausalLMConfig,
 ) -> Callable[[int], Callable[[], Any]]:
     """Makes a layer, and returns what compiles its step for a length."""
-    module = mixers.make(config, 0)
+    module = config.mixer(0).make(config, 0)
     init_rng, rng = jax.random.split(jax.random.key(0))
 
     def inputs(length: int) -> Array:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from models import config as model_config
+from models import layer_config
+from models import mixers as mixers_lib
 from train import config
 from train.studies import tasks
 
@@ -18,7 +20,7 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(model_config.SharedConfig):
+class ModelConfig(layer_config.SharedConfig):
     """What the models of a study share, whatever their mixer and width."""
 
     mlp_factor: Annotated[int, "hidden width of an MLP, in widths of the model"]
@@ -93,7 +95,7 @@ class StudyConfig:
     induction: tasks.Induction
     copy: tasks.Copy
     brackets: tasks.Brackets
-    mixers: Annotated[str, f"of {', '.join(model_config.MIXERS)}, each alone"]
+    mixers: Annotated[str, f"of {', '.join(mixers_lib.MIXERS)}, each alone"]
     widths: Annotated[str, "E, model widths, ascending, with commas between"]
     model: ModelConfig
     optimizer: config.OptimizerConfig

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from models import config as model_config
-from models import mixers, transformer
+from models import transformer
 from train.studies import batches, sweep, tasks
 from train.studies.recall import by_distance, config, table
 
@@ -128,7 +128,7 @@ def carried(shape: model_config.CausalLMConfig, length: int) -> int:
     The last inputs that convolutions keep are counted too.
     """
     return sum(
-        mixers.state_size(shape, layer, length)
+        shape.mixer(layer).state_size(shape, layer, length)
         + ((shape.convolution_of(layer) or 1) - 1) * shape.width
         for layer in range(shape.num_layers)
     )
