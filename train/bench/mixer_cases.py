@@ -1,13 +1,18 @@
 """Primitives of mixers without their projections, as `mixers` measures them.
 
+Every recurrent mixer of `models.mixers` takes part. One without a primitive here is
+measured as a whole layer, its projections included, and is named so; the GRU, whose
+recurrence is nothing without its projections, is left out.
+
 Batch 1, float32, width 512: 8 heads of 64, or 512 channels (RWKV; Mamba, with 16
 numbers of state in each). Gradients are taken of all arguments that differ between
 tokens.
 """
 
+import dataclasses
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +22,12 @@ from jaxtyping import Array
 
 import attention
 from attention import linear, mamba, random_features, retention, rwkv, rwkv6
+from models import mixers
+from train.mechanisms import cores
 
 HEADS, WIDTH, CHANNELS, STATE, FEATURES = 8, 64, 512, 16, 64
 FLASH = "flash"
+LEFT_OUT = ("gru",)
 
 _HEADS, _CHANNELS = (HEADS, WIDTH), (CHANNELS,)
 
@@ -75,7 +83,7 @@ def _mamba(x: Array, step_size: Array, B: Array, C: Array) -> Array:
     return mamba.selective_scan(x, step_size, rates, B, C, jnp.ones(CHANNELS))[1]
 
 
-CONTENDERS: Mapping[str, Contender] = types.MappingProxyType(
+PRIMITIVES: Mapping[str, Contender] = types.MappingProxyType(
     {
         "linear": Contender(
             3 * (_HEADS,), functools.partial(linear.attention, is_causal=True), True
@@ -85,6 +93,46 @@ CONTENDERS: Mapping[str, Contender] = types.MappingProxyType(
         "rwkv": Contender(2 * (_CHANNELS,), _rwkv, True),
         "rwkv6": Contender(4 * (_HEADS,), _rwkv6, False),
         "mamba": Contender((*2 * (_CHANNELS,), *2 * ((STATE,),)), _mamba, True),
+    }
+)
+
+
+def whole_layer(name: str) -> Contender:
+    """A mixer with its projections, of fixed random parameters.
+
+    Args:
+      name: key of `mixers.MIXERS`.
+    """
+    config = dataclasses.replace(
+        cores.SMALL,
+        num_heads=HEADS,
+        width=HEADS * WIDTH,
+        features=FEATURES,
+        state_size=STATE,
+    )
+
+    def layer(x: Array) -> Any:
+        module = mixers.MIXERS[name].make(config, 0)
+        with jax.ensure_compile_time_eval():
+            start = jnp.zeros((1, 1, config.width))
+            variables = module.init(jax.random.key(0), start, deterministic=True)
+        y: Any = module.apply(variables, x, deterministic=True)
+        return y
+
+    return Contender(((config.width,),), layer, False)
+
+
+def _contenders(names: Iterable[str]) -> Iterator[tuple[str, Contender]]:
+    for name in names:
+        if name in PRIMITIVES:
+            yield name, PRIMITIVES[name]
+        elif name not in LEFT_OUT:
+            yield f"{name} (whole layer)", whole_layer(name)
+
+
+CONTENDERS: Mapping[str, Contender] = types.MappingProxyType(
+    {
+        **dict(_contenders(mixers.RECURRENT)),
         FLASH: Contender(3 * (_HEADS,), _flash, False),
     }
 )

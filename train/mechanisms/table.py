@@ -1,5 +1,8 @@
 """The rows of the table of mechanisms: what each declares, its layer and its core.
 
+Every mixer of `models.mixers` has a row. One that is not named here promises what all
+mixers of its kind promise; `_CORES` adds what only a core can be asked.
+
 A layer maps x [B T E] to [B T E] and is told which tokens are real.
 """
 
@@ -52,6 +55,20 @@ class Subject(NamedTuple):
     core: Callable[[], cores.Core] | None
 
 
+class Known(NamedTuple):
+    """The core of a recurrent mixer, and what its properties are.
+
+    Attributes:
+      core: the mechanism itself; None: there is none.
+      holds: names of the properties that it has, beside those of all recurrent mixers.
+      must_fail: names of those that it must break, likewise.
+    """
+
+    core: Callable[[], cores.Core] | None
+    holds: Set[str] = frozenset()
+    must_fail: Set[str] = frozenset()
+
+
 def _mixer(name: str) -> Callable[[Config, int], Layer]:
     """A row of `models.mixers`, in its second layer."""
 
@@ -69,7 +86,7 @@ def _mixer(name: str) -> Callable[[Config, int], Layer]:
         return Layer(
             jax.eval_shape(init, jax.random.key(0), x),
             apply,
-            module.clone(decode=True) if name in mixers.RECURRENT else None,
+            module.clone(decode=True) if mixers.MIXERS[name].is_recurrent else None,
         )
 
     return layer
@@ -101,6 +118,34 @@ def _attention(name: str) -> Subject:
         layer=_mixer(name),
         core=core,
     )
+
+
+def _recurrent(name: str) -> Subject:
+    known = _CORES.get(name, Known(core=None))
+    return Subject(
+        holds={"causal", "padding", "batch", "streaming", *known.holds},
+        must_fail={"permutation", *known.must_fail},
+        layer=_mixer(name),
+        core=known.core,
+    )
+
+
+def _zero(name: str) -> Subject:
+    return Subject(
+        holds={"causal", "padding", "batch", "permutation"},
+        must_fail=set(),
+        layer=_mixer(name),
+        core=None,
+    )
+
+
+def _of_mixer(name: str) -> Subject:
+    """What every mixer of its kind promises, beside what its core does."""
+    if mixers.MIXERS[name].is_attention:
+        return _attention(name)
+    if mixers.MIXERS[name].is_recurrent:
+        return _recurrent(name)
+    return _zero(name)
 
 
 def _softmax_both_ways(params: Any, x: Array, y: Array, real: Array | None) -> Array:
@@ -136,57 +181,30 @@ def _additive_shapes(config: Config, length: int) -> Any:
     return {"score": jax.ShapeDtypeStruct(heads, jnp.float32)}
 
 
+# What is known of a recurrent mixer beyond what all of them promise.
+_CORES: Mapping[str, Known] = types.MappingProxyType(
+    {
+        "linear": Known(
+            functools.partial(cores.linear_core, is_causal=True),
+            holds={"hull", "loop"},
+            must_fail={"softmax"},
+        ),
+        "performer": Known(
+            cores.performer_core, holds={"hull", "loop"}, must_fail={"softmax"}
+        ),
+        "retention": Known(
+            cores.retention_core, holds={"loop"}, must_fail={"hull", "softmax"}
+        ),
+        "rwkv": Known(cores.rwkv_core, holds={"hull", "loop"}),
+        "rwkv6": Known(cores.rwkv6_core, holds={"loop"}, must_fail={"hull", "softmax"}),
+        "mamba": Known(cores.mamba_core, holds={"loop"}, must_fail={"hull"}),
+        "gru": Known(cores.gru_core, holds={"loop"}),
+    }
+)
+
 SUBJECTS: Mapping[str, Subject] = types.MappingProxyType(
     {
-        **{name: _attention(name) for name in mixers.ATTENTION},
-        "linear": Subject(
-            holds={"causal", "padding", "batch", "hull", "streaming", "loop"},
-            must_fail={"permutation", "softmax"},
-            layer=_mixer("linear"),
-            core=functools.partial(cores.linear_core, is_causal=True),
-        ),
-        "performer": Subject(
-            holds={"causal", "padding", "batch", "hull", "streaming", "loop"},
-            must_fail={"permutation", "softmax"},
-            layer=_mixer("performer"),
-            core=cores.performer_core,
-        ),
-        "retention": Subject(
-            holds={"causal", "padding", "batch", "streaming", "loop"},
-            must_fail={"permutation", "hull", "softmax"},
-            layer=_mixer("retention"),
-            core=cores.retention_core,
-        ),
-        "rwkv": Subject(
-            holds={"causal", "padding", "batch", "hull", "streaming", "loop"},
-            must_fail={"permutation"},
-            layer=_mixer("rwkv"),
-            core=cores.rwkv_core,
-        ),
-        "rwkv6": Subject(
-            holds={"causal", "padding", "batch", "streaming", "loop"},
-            must_fail={"permutation", "hull", "softmax"},
-            layer=_mixer("rwkv6"),
-            core=cores.rwkv6_core,
-        ),
-        "mamba": Subject(
-            holds={"causal", "padding", "batch", "streaming", "loop"},
-            must_fail={"permutation", "hull"},
-            layer=_mixer("mamba"),
-            core=cores.mamba_core,
-        ),
-        "gru": Subject(
-            holds={"causal", "padding", "batch", "streaming", "loop"},
-            must_fail={"permutation"},
-            layer=_mixer("gru"),
-            core=cores.gru_core,
-        ),
-        "zero": Subject(
-            holds={"causal", "padding", "batch", "permutation"},
-            must_fail=set(),
-            layer=_mixer("zero"),
-            core=None,
-        ),
+        **{name: _of_mixer(name) for name in mixers.MIXERS},
         "softmax, both ways": Subject(
             holds={"padding", "batch", "permutation", "hull", "softmax"},
             must_fail={"causal"},

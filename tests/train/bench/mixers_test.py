@@ -17,13 +17,22 @@ FORWARD, BOTH = mixers.DIRECTIONS
 
 def test_every_mixer_of_linear_time_takes_part():
     """But the GRU, which is nothing without its projections."""
-    names = set(mixer_cases.CONTENDERS) - {"flash"}
+    names = {x.removesuffix(" (whole layer)") for x in mixer_cases.CONTENDERS}
+    names.remove("flash")
     assert names == set(models_mixers.RECURRENT) - {"gru"}
+    assert mixer_cases.PRIMITIVES.keys() <= set(models_mixers.RECURRENT)
 
 
-@pytest.mark.parametrize("name", mixer_cases.CONTENDERS)
+def test_a_mixer_without_a_primitive_takes_part_as_a_whole_layer(monkeypatch):
+    monkeypatch.setattr(mixer_cases, "LEFT_OUT", ())
+    found = dict(mixer_cases._contenders(["linear", "gru"]))
+    assert list(found) == ["linear", "gru (whole layer)"]
+    assert not found["gru (whole layer)"].claimed
+
+
+@pytest.mark.parametrize("name", [*mixer_cases.CONTENDERS, "gru"])
 def test_contenders_have_the_sizes_of_the_claims(name):
-    contender = mixer_cases.CONTENDERS[name]
+    contender = mixer_cases.CONTENDERS.get(name) or mixer_cases.whole_layer(name)
     arrays = [
         jax.ShapeDtypeStruct((1, 6, *axes), jnp.float32) for axes in contender.axes
     ]

@@ -1,23 +1,26 @@
 """Pictures of the study: accuracy against state, and recall against distance."""
 
 import pathlib
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib import axes, figure, text, transforms
 
+from models import mixers
 from train.report import figures
 from train.studies import intervals
 from train.studies.recall import claims, config, table
 
-# Families differ in what they carry: keys and values, sums of them, or a vector.
-_FAMILIES = {
-    "softmax attention": (figures.BLUE, ("softmax", "window", "longformer", "bigbird")),
-    "linear attention": (figures.ORANGE, ("linear", "performer", "retention", "rwkv6")),
-    "recurrence of vectors": (figures.VERMILLION, ("rwkv", "mamba", "gru")),
-}
-_COLORS = {mixer: color for color, mixers in _FAMILIES.values() for mixer in mixers}
+# What mixers carry -> the name of their family, and its colour.
+_FAMILIES: Mapping[mixers.Carries, tuple[str, str]] = types.MappingProxyType(
+    {
+        "keys and values": ("softmax attention", figures.BLUE),
+        "matrices": ("linear attention", figures.ORANGE),
+        "vectors": ("recurrence of vectors", figures.VERMILLION),
+    }
+)
 # Offsets of a label from its point (right, up), in the order in which they are tried.
 _OFFSETS = [
     (x, y)
@@ -50,7 +53,7 @@ def accuracy(
     plot.set_xlim(min(states) / 1.5, max(states) * 2)
     for mixer in dict.fromkeys(point.mixer for point in carrying):
         of_mixer = [point for point in carrying if point.mixer == mixer]
-        color = _COLORS.get(mixer, figures.GREY)
+        color = _color(mixer)
         line = np.array([(point.state, point.interval.mean) for point in of_mixer])
         plot.plot(*line.T, color=color, linewidth=0.8, alpha=0.5)
         for point in of_mixer:
@@ -176,6 +179,11 @@ def _by_distance(
     return np.array(asked), [intervals.of_mean(np.array(shares[x])) for x in asked]
 
 
+def _color(mixer: str) -> str:
+    _, color = _FAMILIES[mixers.MIXERS[mixer].carries]
+    return color
+
+
 def _bars(accuracies: Sequence[intervals.Interval]) -> np.ndarray:
     """Returns the lengths of error bars below and above, cut to [0, 1]."""
     means, low, high = np.array(accuracies).T
@@ -183,7 +191,7 @@ def _bars(accuracies: Sequence[intervals.Interval]) -> np.ndarray:
 
 
 def _legend(plot: axes.Axes) -> None:
-    for name, (color, _) in _FAMILIES.items():
+    for name, color in _FAMILIES.values():
         plot.plot([], [], "o", color=color, label=name)
     plot.legend(loc="upper left", frameon=False, fontsize=8)
 
@@ -226,7 +234,7 @@ def _annotate(
         (point.state, point.interval.mean),
         offset,
         textcoords="offset points",
-        color=_COLORS[point.mixer],
+        color=_color(point.mixer),
         fontsize=8,
         ha="left" if offset[0] > 0 else "right",
         va="center",
