@@ -30,7 +30,7 @@ def attention(
     score_vector: Float[Array, "N H"],
     mask: masks.Mask | Bool[Array, "..."] | None = None,
     *,
-    key_mask: Bool[Array, "*B S"] | None = None,
+    token_mask: Bool[Array, "*B S"] | None = None,
 ) -> Float[Array, "*B T N D"]:
     """Attends: each query's mean of the values, weighted by v · tanh(q + k).
 
@@ -45,7 +45,7 @@ def attention(
       mask: a `masks.Mask`, whose arrays index the flattened batch, or a boolean array
         that broadcasts from the right against the flattened batch's [B N T S]. True =
         may attend.
-      key_mask: False marks padding: keys and values that reach nothing, NaN and
+      token_mask: False marks padding: keys and values that reach nothing, NaN and
         infinities included. So do those past the lengths of a `masks.lengths`.
 
     Returns:
@@ -56,7 +56,7 @@ def attention(
       ValueError: if shapes, or the dtypes of query, key and value, do not fit.
     """
     output = _lift(
-        jnp.matmul, 1, query, key, value, score_vector, mask, key_mask=key_mask
+        jnp.matmul, 1, query, key, value, score_vector, mask, token_mask=token_mask
     )
     return output.astype(value.dtype)
 
@@ -68,7 +68,7 @@ def weights(
     score_vector: Float[Array, "N H"],
     mask: masks.Mask | Bool[Array, "..."] | None = None,
     *,
-    key_mask: Bool[Array, "*B S"] | None = None,
+    token_mask: Bool[Array, "*B S"] | None = None,
 ) -> Float[Array, "*B N T S"]:
     """The weights with which `attention` averages the values.
 
@@ -79,7 +79,7 @@ def weights(
       mask: a `masks.Mask`, whose arrays index the flattened batch, or a boolean array
         that broadcasts from the right against the flattened batch's [B N T S]. True =
         may attend.
-      key_mask: False marks padding: keys that have no weight.
+      token_mask: False marks padding: keys that have no weight.
 
     Returns:
       Weights in float32 (float64 for float64): rows sum to 1; 0 where masked and in
@@ -95,7 +95,7 @@ def weights(
         return weights
 
     return _lift(
-        read_weights, 0, query, key, key, score_vector, mask, key_mask=key_mask
+        read_weights, 0, query, key, key, score_vector, mask, token_mask=token_mask
     )
 
 
@@ -115,7 +115,7 @@ def _lift(
     score_vector: Float[Array, "N H"],
     mask: masks.Mask | Array | None,
     *,
-    key_mask: Bool[Array, "*B S"] | None,
+    token_mask: Bool[Array, "*B S"] | None,
 ) -> Array:
     """Computes `read(weights [S], value [S D])` for every query, head and row."""
     rows = checks.rows(query, key, value)
@@ -125,9 +125,9 @@ def _lift(
             f"score_vector must be one vector per query head, {[N, H]}, "
             f"got {list(score_vector.shape)}"
         )
-    checks.token_mask("key_mask", key_mask, (*rows.batch, S))
+    checks.token_mask(token_mask, (*rows.batch, S))
     dtype = numerics.accumulation_dtype(rows.query.dtype)
-    visible = _visible(mask, key_mask, (B, N, T, S))
+    visible = _visible(mask, token_mask, (B, N, T, S))
     *arrays, _ = rows.without_padding(visible)
 
     def one_head(
@@ -169,15 +169,15 @@ def _lift(
 
 def _visible(
     mask: masks.Mask | Array | None,
-    key_mask: Bool[Array, "*B S"] | None,
+    token_mask: Bool[Array, "*B S"] | None,
     shape: tuple[int, int, int, int],
 ) -> masks.Mask | None:
     """Combines both masks; None if every query sees every key."""
     B, N, T, S = shape
     if mask is not None and not isinstance(mask, masks.Mask):
         mask = masks.dense(mask)
-    if key_mask is not None:
-        real = masks.dense(key_mask.reshape(B, 1, 1, S))
+    if token_mask is not None:
+        real = masks.dense(token_mask.reshape(B, 1, 1, S))
         mask = real if mask is None else mask & real
     if mask is not None:
         # Raises if the mask does not fit; computes no T x S.

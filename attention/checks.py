@@ -2,8 +2,7 @@
 
     query [*B T N H], key [*B S K H], value [*B S K D]   ->   `Rows`, with one axis B
 
-Masks of tokens (`token_mask` [B T], `key_mask` [B S]) are True where a token is real,
-False at padding.
+A `token_mask`, [B T] or of keys [B S], is True where a token is real, False at padding.
 """
 
 import math
@@ -111,8 +110,8 @@ def shape(name: str, x: Array, expected: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must be {list(expected)}, got {list(x.shape)}")
 
 
-def token_mask(name: str, mask: ArrayLike | None, expected: tuple[int, ...]) -> None:
-    """Checks a mask of tokens or keys, an argument of that name, unless it is None.
+def token_mask(mask: ArrayLike | None, expected: tuple[int, ...]) -> None:
+    """Checks an argument `token_mask`, of tokens or of keys, unless it is None.
 
     Raises:
       TypeError: if it is not boolean.
@@ -121,8 +120,8 @@ def token_mask(name: str, mask: ArrayLike | None, expected: tuple[int, ...]) -> 
     if mask is not None:
         mask = jnp.asarray(mask)
         if mask.dtype != bool:
-            raise TypeError(f"{name} must be boolean, got {mask.dtype}")
-        shape(name, mask, expected)
+            raise TypeError(f"token_mask must be boolean, got {mask.dtype}")
+        shape("token_mask", mask, expected)
 
 
 def only_real(
@@ -138,5 +137,5 @@ def only_real(
     """
     if mask is None:
         return x
-    token_mask("token_mask", mask, x.shape[:2])
+    token_mask(mask, x.shape[:2])
     return jnp.where(jnp.expand_dims(mask, tuple(range(2, x.ndim))), x, otherwise)

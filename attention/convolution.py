@@ -102,7 +102,7 @@ def _taps(
     if token_mask is None:
         return jax.vmap(_taps_of_all)(x, state)
     token_mask = jnp.asarray(token_mask)
-    checks.token_mask("token_mask", token_mask, x.shape[:2])
+    checks.token_mask(token_mask, x.shape[:2])
     return jax.vmap(_taps_of_real)(x, state, token_mask)
 
 

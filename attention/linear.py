@@ -50,7 +50,7 @@ def attention(
     *,
     feature_map: FeatureMap = elu_plus_one,
     is_causal: bool = False,
-    key_mask: Bool[Array, "B S"] | None = None,
+    token_mask: Bool[Array, "B S"] | None = None,
     form: str = "chunked",
     chunk: int | None = None,
 ) -> Float[Array, "B T N D"]:
@@ -65,7 +65,7 @@ def attention(
       feature_map: φ, which maps the last axis. Features may be negative, but the
         weights of a query must not sum to 0. An `Exponential` cannot overflow.
       is_causal: query i sees keys j ≤ i; S must equal T.
-      key_mask: True = real key, False = padding. Padding has no effect, even if it
+      token_mask: True = real key, False = padding. Padding has no effect, even if it
         holds NaN or infinities.
       form: 'quadratic', 'recurrent' or 'chunked'; all give the same result.
       chunk: number of tokens in a chunk, for a causal call with form 'chunked'; None
@@ -81,10 +81,10 @@ def attention(
 
     Reference: Katharopoulos et al., 2020, arXiv:2006.16236, equations 5 and 12.
     """
-    _check(query, key, value, key_mask, is_causal)
+    _check(query, key, value, token_mask, is_causal)
     one_head = _one_head(form, chunk, is_causal)
     state = empty(key, value, feature_map=feature_map)
-    return _lift(one_head, state, query, key, value, feature_map, key_mask)[1]
+    return _lift(one_head, state, query, key, value, feature_map, token_mask)[1]
 
 
 @jax.named_scope("linear_attention")
@@ -95,7 +95,7 @@ def extend(
     value: Float[Array, "B T K D"],
     *,
     feature_map: FeatureMap = elu_plus_one,
-    key_mask: Bool[Array, "B T"] | None = None,
+    token_mask: Bool[Array, "B T"] | None = None,
     form: str = "chunked",
     chunk: int | None = None,
 ) -> tuple[Any, Float[Array, "B T N D"]]:
@@ -108,7 +108,7 @@ def extend(
       key: keys of the same tokens.
       value: values of the same tokens.
       feature_map: φ, which maps the last axis.
-      key_mask: True = real token, False = padding, which leaves the state unchanged.
+      token_mask: True = real token, False = padding, which leaves the state unchanged.
       form: 'quadratic', 'recurrent' or 'chunked'; all give the same result.
       chunk: number of tokens in a chunk, for form 'chunked'; None chooses a fast one.
 
@@ -124,13 +124,13 @@ def extend(
 
     Reference: Katharopoulos et al., 2020, arXiv:2006.16236, equations 16 to 20.
     """
-    _check(query, key, value, key_mask, is_causal=True)
+    _check(query, key, value, token_mask, is_causal=True)
     one_head = _one_head(form, chunk, is_causal=True)
     fresh = empty(key, value, feature_map=feature_map)
     shapes, expected = (jax.tree.map(jnp.shape, x) for x in (state, fresh))
     if shapes != expected:
         raise ValueError(f"state must fit features and heads, {expected}, got {shapes}")
-    return _lift(one_head, state, query, key, value, feature_map, key_mask)
+    return _lift(one_head, state, query, key, value, feature_map, token_mask)
 
 
 def empty(
@@ -277,16 +277,16 @@ def _lift(
     key: Float[Array, "B S K H"],
     value: Float[Array, "B S K D"],
     feature_map: FeatureMap,
-    key_mask: Bool[Array, "B S"] | None,
+    token_mask: Bool[Array, "B S"] | None,
 ) -> tuple[Any, Float[Array, "B T N D"]]:
     """Computes the features and maps the function of one head over heads and rows."""
     (B, T, N, _), (*_, K, D) = query.shape, value.shape
     dtype = numerics.accumulation_dtype(value.dtype)
     wide = [jnp.asarray(x, dtype) for x in (query, key, value)]
     # Padding is cleared before the feature map and after it: 0 · NaN is NaN.
-    wide[1:] = [checks.only_real(x, key_mask, 0) for x in wide[1:]]
+    wide[1:] = [checks.only_real(x, token_mask, 0) for x in wide[1:]]
     queries = linear_sums.features(feature_map, wide[0])
-    keys = linear_sums.features(feature_map, wide[1], key_mask)
+    keys = linear_sums.features(feature_map, wide[1], token_mask)
     queries = queries.reshape(B, T, K, N // K, queries.shape[-1])
     # All query heads of a group share one state, hence in_axes=None for it.
     group = jax.vmap(one_head, (None, 1, None, None), (None, 1))
@@ -296,9 +296,9 @@ def _lift(
 
 
 def _check(
-    query: Array, key: Array, value: Array, key_mask: Array | None, is_causal: bool
+    query: Array, key: Array, value: Array, token_mask: Array | None, is_causal: bool
 ) -> None:
     checks.one_batch_axis(query, key, value)
     if is_causal and query.shape[1] != key.shape[1]:
         raise ValueError(f"causal needs T = S, got {query.shape} and {key.shape}")
-    checks.token_mask("key_mask", key_mask, key.shape[:2])
+    checks.token_mask(token_mask, key.shape[:2])

@@ -167,14 +167,14 @@ def kind(feature_map: FeatureMap) -> type[Sums] | type[LogSums]:
 def features(
     feature_map: FeatureMap,
     x: Float[Array, "B T N H"],
-    mask: Bool[Array, "B T"] | None = None,
+    token_mask: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N M"]:
     """φ(x), or log φ(x) if the feature map is an `Exponential`.
 
     Args:
       feature_map: φ, which maps the last axis.
       x: queries or keys.
-      mask: False marks padding, whose features φ are 0.
+      token_mask: False marks padding, whose features φ are 0.
 
     Returns:
       The features [B T N M], in the form that `kind(feature_map)` takes.
@@ -190,7 +190,9 @@ def features(
         raise ValueError(
             f"feature_map must map the last axis of {x.shape} alone, got {y.shape}"
         )
-    return y if mask is None else jnp.where(mask[:, :, None, None], y, nothing)
+    if token_mask is None:
+        return y
+    return jnp.where(token_mask[:, :, None, None], y, nothing)
 
 
 def _mean(

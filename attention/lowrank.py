@@ -26,7 +26,7 @@ def attention(
     *,
     scale: float | Float[Array, ""] | None = None,
     is_causal: bool = False,
-    key_mask: Bool[Array, "B S"] | None = None,
+    token_mask: Bool[Array, "B S"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T N D"]:
     """Attends to M mixtures of the keys and values.
@@ -39,7 +39,7 @@ def attention(
       value_projection: F, of as many rows, shared or one for each key/value head.
       scale: multiplies q·k; None: 1/√H.
       is_causal: must be False.
-      key_mask: True = real. Padding adds nothing to any mixture, NaN and infinities
+      token_mask: True = real. Padding adds nothing to any mixture, NaN and infinities
         included, as though E and F were cut to the columns of the real keys.
       implementation: the one that attends to the mixtures, a name of
         `attention.IMPLEMENTATIONS`; None: chosen by platform and size.
@@ -61,11 +61,11 @@ def attention(
     rows = checks.one_batch_axis(query, key, value)
     projections = {"key": key_projection, "value": value_projection}
     _check(rows.key, projections)
-    checks.token_mask("key_mask", key_mask, key.shape[:2])
+    checks.token_mask(token_mask, key.shape[:2])
     dtype = numerics.accumulation_dtype(value.dtype)
     # Not 0 in E and F: 0 · NaN is NaN.
     keys, values = (
-        checks.only_real(x.astype(dtype), key_mask, 0) for x in (rows.key, rows.value)
+        checks.only_real(x.astype(dtype), token_mask, 0) for x in (rows.key, rows.value)
     )
     output = dot_product.dot_product_attention(
         query.astype(dtype),

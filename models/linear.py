@@ -57,7 +57,7 @@ class LinearAttention(layers.Mixer):
             key,
             value,
             feature_map=self.feature_map,
-            key_mask=token_mask,
+            token_mask=token_mask,
         )
         keep(state)
         return self.project_back(

@@ -27,13 +27,13 @@ class Encoded(NamedTuple):
     Attributes:
       annotations: hⱼ, the states of both directions, C = 2 M.
       keys: U_a hⱼ, the keys of the attention.
-      mask: False at padding of the source; None: there is none.
+      token_mask: False at padding of the source; None: there is none.
       state: s₀, the decoder's initial state.
     """
 
     annotations: Float[Array, "B S C"]
     keys: Float[Array, "B S H"]
-    mask: Bool[Array, "B S"] | None
+    token_mask: Bool[Array, "B S"] | None
     state: Float[Array, "B M"]
 
 
@@ -101,10 +101,10 @@ class RNNsearch(nn.Module):
         Args:
           source: ids of the source sentence.
           target: ids y₀, y₁, … of the true target sentence, y₀ being a start token.
-          source_mask: False marks padding of the source, on either side, which has no
-            effect on the logits.
-          target_mask: False marks padding of the target, on either side, which has no
-            effect on the logits of real tokens.
+          source_mask: the token mask of the source; False marks padding, on either
+            side, which has no effect on the logits.
+          target_mask: the token mask of the target; False marks padding, on either
+            side, which has no effect on the logits of real tokens.
           sow_weights: whether to sow αᵢⱼ [B 1 T_out S] as 'attention_weights' in
             'intermediates'.
 
@@ -116,18 +116,18 @@ class RNNsearch(nn.Module):
         """
         encoded = self.encode(source, source_mask)
         logits, _ = self.decode(
-            encoded, target, target_mask=target_mask, sow_weights=sow_weights
+            encoded, target, token_mask=target_mask, sow_weights=sow_weights
         )
         return logits
 
     def encode(
-        self, source: Int[Array, "B S"], source_mask: Bool[Array, "B S"] | None = None
+        self, source: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None
     ) -> Encoded:
         """Encodes the source sentences.
 
         Args:
           source: ids of the source sentences.
-          source_mask: False marks padding, on either side; None: there is none.
+          token_mask: False marks padding, on either side; None: there is none.
 
         Returns:
           What `decode` needs of the source.
@@ -135,14 +135,14 @@ class RNNsearch(nn.Module):
         Raises:
           ValueError: if shapes do not fit.
         """
-        x = self._embed(self.source_embedding, source, source_mask)
-        forward, _ = self.forward_gru(x, token_mask=source_mask)
-        backward, first = self.backward_gru(x, token_mask=source_mask)
+        x = self._embed(self.source_embedding, source, token_mask)
+        forward, _ = self.forward_gru(x, token_mask=token_mask)
+        backward, first = self.backward_gru(x, token_mask=token_mask)
         annotations = jnp.concatenate([forward, backward], axis=-1)
         return Encoded(
             annotations,
             self.key(annotations),
-            source_mask,
+            token_mask,
             jnp.tanh(self.first_state(first)).astype(first.dtype),
         )
 
@@ -152,7 +152,7 @@ class RNNsearch(nn.Module):
         target: Int[Array, "B T_out"],
         state: Float[Array, "B M"] | None = None,
         *,
-        target_mask: Bool[Array, "B T_out"] | None = None,
+        token_mask: Bool[Array, "B T_out"] | None = None,
         sow_weights: bool = False,
     ) -> tuple[Float[Array, "B T_out V"], Float[Array, "B M"]]:
         """Scores the token after each of the next target tokens.
@@ -162,7 +162,7 @@ class RNNsearch(nn.Module):
           target: ids of the next target tokens, of any number T_out; the first ids of a
             sentence begin with the start token y₀.
           state: the state that `decode` returned for the tokens before; None: s₀.
-          target_mask: False marks padding, on either side, which changes no state.
+          token_mask: False marks padding, on either side, which changes no state.
           sow_weights: whether to sow αᵢⱼ [B 1 T_out S] as 'attention_weights' in
             'intermediates'.
 
@@ -173,7 +173,7 @@ class RNNsearch(nn.Module):
         Raises:
           ValueError: if shapes do not fit.
         """
-        y = self._embed(self.target_embedding, target, target_mask)
+        y = self._embed(self.target_embedding, target, token_mask)
 
         def one(
             self: RNNsearch, state: Array, token: tuple[Array, Array | None]
@@ -185,7 +185,7 @@ class RNNsearch(nn.Module):
                 encoded.keys[:, :, None],
                 encoded.annotations[:, :, None],
                 self.score_vector,
-                key_mask=encoded.mask,
+                token_mask=encoded.token_mask,
             )[:, 0, 0]
             _, state = self.decoder_gru(
                 jnp.concatenate([y, context], axis=-1)[:, None],
@@ -200,13 +200,13 @@ class RNNsearch(nn.Module):
             split_rngs={"params": False},
             in_axes=1,
             out_axes=1,
-        )(self, encoded.state if state is None else state, (y, target_mask))
+        )(self, encoded.state if state is None else state, (y, token_mask))
         if sow_weights:
             weights = additive.weights(
                 queries[:, :, None],
                 encoded.keys[:, :, None],
                 self.score_vector,
-                key_mask=encoded.mask,
+                token_mask=encoded.token_mask,
             )
             self.sow("intermediates", "attention_weights", weights)
         units = self.maxout(

@@ -60,10 +60,11 @@ MASKS = {
 
 
 @jax.jit
-def outputs_and_gradients(arrays, mask, key_mask):
-    weights = additive.weights(*arrays[:2], arrays[3], mask, key_mask=key_mask)
+def outputs_and_gradients(arrays, mask, token_mask):
+    weights = additive.weights(*arrays[:2], arrays[3], mask, token_mask=token_mask)
     out, pull = jax.vjp(
-        lambda *arrays: additive.attention(*arrays, mask, key_mask=key_mask), *arrays
+        lambda *arrays: additive.attention(*arrays, mask, token_mask=token_mask),
+        *arrays,
     )
     return out, weights, pull(jnp.asarray(GRADIENT, out.dtype))
 
@@ -72,10 +73,10 @@ attend = jax.jit(additive.attention)
 
 
 def assert_as_by_hand(name, *, dtype, rtol):
-    mask, key_mask, visible = MASKS[name]
+    mask, token_mask, visible = MASKS[name]
     visible = np.broadcast_to(visible, (B, N, T, S))
     arrays = tuple(jnp.asarray(x, dtype) for x in ARRAYS)
-    found = outputs_and_gradients(arrays, mask, key_mask)
+    found = outputs_and_gradients(arrays, mask, token_mask)
     for x, y in zip(
         jax.tree.leaves(found),
         jax.tree.leaves(by_hand(*map(np.float64, arrays), visible)),
@@ -122,16 +123,16 @@ def test_padding_reaches_nothing(bad):
         dirty[at] = jnp.where(REAL[:, :, None, None], clean[at], bad)
     lengths = jnp.asarray([S, 4])
     short = masks.lengths(lengths) & masks.causal()
-    for mask, key_mask, hidden in (
+    for mask, token_mask, hidden in (
         (None, REAL, ~REAL),
         (short, None, np.arange(S)[None] >= lengths[:, None]),
     ):
-        if key_mask is None:
+        if token_mask is None:
             dirty[1:3] = (
                 jnp.where(hidden[:, :, None, None], bad, x) for x in clean[1:3]
             )
-        wanted = outputs_and_gradients(tuple(clean), mask, key_mask)
-        found = outputs_and_gradients(tuple(dirty), mask, key_mask)
+        wanted = outputs_and_gradients(tuple(clean), mask, token_mask)
+        found = outputs_and_gradients(tuple(dirty), mask, token_mask)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
         for gradient in found[2][1:3]:
             assert np.all(np.asarray(gradient)[hidden] == 0)
@@ -144,7 +145,7 @@ def test_left_padding_changes_nothing():
     key, value = (jnp.pad(x, front, constant_values=9) for x in (key, value))
     real = jnp.arange(S + 3) >= 3
     found = attend(
-        query, key, value, vector, key_mask=jnp.broadcast_to(real, (B, S + 3))
+        query, key, value, vector, token_mask=jnp.broadcast_to(real, (B, S + 3))
     )
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
@@ -178,9 +179,9 @@ def test_odd_shapes():
     leading = attend(
         *(x.reshape(2, 1, *x.shape[1:]) for x in (query, key, value)),
         vector,
-        key_mask=jnp.asarray(REAL)[:, None],
+        token_mask=jnp.asarray(REAL)[:, None],
     )
-    flat = attend(query, key, value, vector, key_mask=jnp.asarray(REAL))
+    flat = attend(query, key, value, vector, token_mask=jnp.asarray(REAL))
     np.testing.assert_allclose(leading[:, 0], flat, atol=1e-6)
     row = additive.weights(query[0], key[0], vector)
     assert row.shape == (N, T, S)
@@ -242,8 +243,12 @@ def test_memory_does_not_grow_with_queries_times_keys():
         ({"key": (B, S, K, H + 1)}, ValueError, "key must be"),
         ({"value": (B, S + 1, K, D)}, ValueError, "value must be"),
         ({"score_vector": (K, H)}, ValueError, r"one vector per query head, \[4, 3\]"),
-        ({"key_mask": np.ones((B, T), bool)}, ValueError, r"key_mask must be .*2, 7"),
-        ({"key_mask": np.ones((B, S))}, TypeError, "must be boolean"),
+        (
+            {"token_mask": np.ones((B, T), bool)},
+            ValueError,
+            r"token_mask must be .*2, 7",
+        ),
+        ({"token_mask": np.ones((B, S))}, TypeError, "must be boolean"),
         ({"mask": np.ones((T, S))}, TypeError, "must be boolean"),
         ({"mask": np.ones((T, T), bool)}, ValueError, "must broadcast"),
         ({"mask": np.ones((3, 1, T, S), bool)}, ValueError, "B = 2 or 1"),

@@ -31,18 +31,18 @@ def ones(x):
 def test_a_sequence_may_be_cut_anywhere(form, cuts):
     """Into two, and into single tokens; padding changes no state."""
     query, key, value, _ = arrays()
-    key_mask = linear_by_hand.MASK
+    token_mask = linear_by_hand.MASK
     options = {"form": form, "chunk": FORMS[form]}
     extend = jax.jit(functools.partial(linear.extend, **options))
     attend = functools.partial(linear.attention, is_causal=True, **options)
-    whole = jax.jit(attend)(query, key, value, key_mask=key_mask)
+    whole = jax.jit(attend)(query, key, value, token_mask=token_mask)
     start = linear.empty(key, value)
-    end = extend(start, query, key, value, key_mask=key_mask)[0]
+    end = extend(start, query, key, value, token_mask=token_mask)[0]
     for cut in cuts:
         state, outputs = start, []
         for first, last in zip([0, *cut], [*cut, T], strict=True):
             part = (x[:, first:last] for x in (query, key, value))
-            state, out = extend(state, *part, key_mask=key_mask[:, first:last])
+            state, out = extend(state, *part, token_mask=token_mask[:, first:last])
             outputs.append(out)
         np.testing.assert_allclose(np.concatenate(outputs, 1), whole, atol=2e-6)
         for found, wanted in zip(state, end, strict=True):

@@ -21,14 +21,14 @@ PROJECTION = np.random.default_rng(7).normal(size=(M, H))
 arrays = linear_by_hand.arrays
 
 
-def attend(*inputs, form="chunked", is_causal=True, key_mask=None):
+def attend(*inputs, form="chunked", is_causal=True, token_mask=None):
     """With the features of one projection, in chunks of 3 of 7 tokens."""
     return linear.attention(
         *inputs,
         feature_map=random_features.positive(PROJECTION, scale=SCALE),
         form=form,
         is_causal=is_causal,
-        key_mask=key_mask,
+        token_mask=token_mask,
         chunk=FORMS[form] if is_causal else None,
     )
 
@@ -131,11 +131,11 @@ def test_a_sequence_may_be_cut_anywhere(size):
     """Also where its inputs are large; padding changes no state."""
     query, key, value, _ = arrays()
     key = size * key
-    key_mask = linear_by_hand.MASK
+    token_mask = linear_by_hand.MASK
     feature_map = random_features.positive(PROJECTION, scale=SCALE)
     options = {"feature_map": feature_map, "chunk": 3}
     extend = jax.jit(functools.partial(linear.extend, **options))
-    whole = jax.jit(attend)(query, key, value, key_mask=key_mask)
+    whole = jax.jit(attend)(query, key, value, token_mask=token_mask)
     start = linear.empty(key, value, feature_map=feature_map)
     assert start.values.shape == (B, K, M, D)
     assert start.peak.shape == start.total.shape == (B, K, M)
@@ -143,7 +143,7 @@ def test_a_sequence_may_be_cut_anywhere(size):
         state, outputs = start, []
         for first, last in zip([0, *cuts], [*cuts, T], strict=True):
             part = (x[:, first:last] for x in (query, key, value))
-            state, out = extend(state, *part, key_mask=key_mask[:, first:last])
+            state, out = extend(state, *part, token_mask=token_mask[:, first:last])
             outputs.append(out)
         np.testing.assert_allclose(np.concatenate(outputs, 1), whole, atol=5e-6)
     plain = linear.empty(key, value, feature_map=feature_map.__call__)
@@ -173,16 +173,16 @@ def test_padded_keys_reach_nothing(is_causal):
     """NaN and infinities included; their gradients are exactly 0, as are rows' that
     see nothing."""
     *inputs, output_gradient = arrays()
-    key_mask = np.array([[False] * 2 + [True] * 3 + [False] * 2, [False] * 7])
+    token_mask = np.array([[False] * 2 + [True] * 3 + [False] * 2, [False] * 7])
 
     @jax.jit
     def both(*inputs):
-        run = functools.partial(attend, is_causal=is_causal, key_mask=key_mask)
+        run = functools.partial(attend, is_causal=is_causal, token_mask=token_mask)
         out, backward = jax.vjp(run, *inputs)
         return out, backward(jnp.asarray(output_gradient))
 
     wanted = both(*inputs)
-    hole = ~key_mask[:, :, None, None]
+    hole = ~token_mask[:, :, None, None]
     for padding in (np.nan, np.inf, 1e9):
         query, *rest = inputs
         found = both(query, *(np.where(hole, np.float32(padding), x) for x in rest))
@@ -191,7 +191,7 @@ def test_padded_keys_reach_nothing(is_causal):
     out, (by_query, by_key, by_value) = (jax.tree.map(np.asarray, x) for x in wanted)
     for x in (by_key, by_value):
         assert np.all(np.isfinite(x))
-        assert np.all(x[~key_mask] == 0)
+        assert np.all(x[~token_mask] == 0)
         assert np.all(x[0, 2:5] != 0)
     blind = [out[1], by_query[1]] + ([out[0, :2], by_query[0, :2]] * is_causal)
     assert all(np.all(x == 0) for x in blind)

@@ -76,13 +76,13 @@ def test_padded_keys_reach_nothing(padding):
     """case B094: neither in the sum of values nor in that of weights."""
     key = value = np.float32([1, 2, padding, padding]).reshape(1, 4, 1, 1)
     query = np.ones_like(key)
-    key_mask = np.array([[True, True, False, False]])
+    token_mask = np.array([[True, True, False, False]])
 
     @functools.partial(jax.jit, static_argnames=("feature_map", "is_causal"))
     def both(query, key, value, feature_map, is_causal):
         def loss(*inputs):
             options = {"feature_map": feature_map, "is_causal": is_causal}
-            out = linear.attention(*inputs, key_mask=key_mask, **options)
+            out = linear.attention(*inputs, token_mask=token_mask, **options)
             return jnp.sum(out**2), out
 
         return jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(query, key, value)
@@ -99,12 +99,14 @@ def test_padded_keys_reach_nothing(padding):
 
 def test_what_sees_nothing_is_zero_and_passes_no_gradient():
     *inputs, output_gradient = arrays()
-    key_mask = np.ones((B, T), bool)
-    key_mask[0, :2] = False
+    token_mask = np.ones((B, T), bool)
+    token_mask[0, :2] = False
 
     def run(form, *inputs):
         attend = functools.partial(linear.attention, is_causal=True, form=form)
-        out, backward = jax.vjp(functools.partial(attend, key_mask=key_mask), *inputs)
+        out, backward = jax.vjp(
+            functools.partial(attend, token_mask=token_mask), *inputs
+        )
         return out, *backward(jnp.asarray(output_gradient))
 
     for form in FORMS:
@@ -117,9 +119,9 @@ def test_what_sees_nothing_is_zero_and_passes_no_gradient():
 
 def test_left_padding_is_as_if_it_were_cut_off():
     query, key, value, _ = arrays()
-    key_mask = np.arange(T) >= np.array([[3], [3]])
+    token_mask = np.arange(T) >= np.array([[3], [3]])
     run = jax.jit(functools.partial(linear.attention, is_causal=True, chunk=2))
-    padded = run(query, key, value, key_mask=key_mask)
+    padded = run(query, key, value, token_mask=token_mask)
     cut = run(*(x[:, 3:] for x in (query, key, value)))
     np.testing.assert_allclose(padded[:, 3:], cut, atol=1e-6)
 
@@ -279,8 +281,8 @@ def test_transformations():
             ValueError,
             "value must be",
         ),
-        ({"key_mask": np.ones((B, T + 1), bool)}, ValueError, "key_mask must be"),
-        ({"key_mask": np.ones((B, T))}, TypeError, "key_mask must be boolean"),
+        ({"token_mask": np.ones((B, T + 1), bool)}, ValueError, "token_mask must be"),
+        ({"token_mask": np.ones((B, T))}, TypeError, "token_mask must be boolean"),
         ({"feature_map": lambda x: x[:, :1]}, ValueError, "feature_map must map"),
         ({"value": np.zeros((B, T, K, D), int)}, TypeError, "value must be floating"),
     ],

@@ -24,10 +24,10 @@ def arrays(dtype="float32", *, per_head=False):
     return subjects.normal(0, *shapes, dtype=dtype)
 
 
-def by_hand(query, key, value, *others, key_mask):
+def by_hand(query, key, value, *others, token_mask):
     """Outputs and gradients in float64: sums over positions, and the loop."""
     *projections, output_gradient = (np.float64(x) for x in others)
-    real = key_mask[:, :, None, None]
+    real = token_mask[:, :, None, None]
     inputs = [np.where(real, np.float64(x), 0) for x in (key, value)]
     whole = [np.broadcast_to(x, (K, M, S)) for x in projections]
     mixed = [np.zeros((B, M, *x.shape[2:])) for x in inputs]
@@ -42,7 +42,7 @@ def by_hand(query, key, value, *others, key_mask):
         short = f"d{name[0]}"
         by_input, by_projection = np.zeros_like(x), np.zeros((K, M, S))
         for b, m, k, j in np.ndindex(B, M, K, S):
-            if key_mask[b, j]:
+            if token_mask[b, j]:
                 by_input[b, j, k] += E[k, m, j] * found[short][b, m, k]
                 by_projection[k, m, j] += found[short][b, m, k] @ x[b, j, k]
         shared = projection.ndim == 2
@@ -57,14 +57,14 @@ def assert_is_the_loop(dtype, per_head, tolerance):
     *inputs, output_gradient = arrays(dtype, per_head=per_head)
 
     @jax.jit
-    def both(key_mask, output_gradient, *inputs):
-        run = functools.partial(lowrank.attention, key_mask=key_mask)
+    def both(token_mask, output_gradient, *inputs):
+        run = functools.partial(lowrank.attention, token_mask=token_mask)
         out, backward = jax.vjp(run, *inputs)
         return dict(zip(NAMES, (out, *backward(output_gradient)), strict=True))
 
-    for key_mask in (np.ones_like(MASK), MASK):
-        found = both(key_mask, output_gradient, *inputs)
-        wanted = by_hand(*inputs, output_gradient, key_mask=key_mask)
+    for token_mask in (np.ones_like(MASK), MASK):
+        found = both(token_mask, output_gradient, *inputs)
+        wanted = by_hand(*inputs, output_gradient, token_mask=token_mask)
         for name, x in found.items():
             assert x.dtype == dtype
             largest = np.max(np.abs(wanted[name]))
@@ -110,11 +110,11 @@ def test_padding_is_as_if_projections_were_cut():
     query, key, value, *projections, output_gradient = arrays()
     cut = [x[:, :4] for x in (key, value)] + [x[:, :4] for x in projections]
     wanted = lowrank.attention(query, *cut)
-    key_mask = np.broadcast_to(np.arange(S) < 4, (B, S))
+    token_mask = np.broadcast_to(np.arange(S) < 4, (B, S))
 
     @jax.jit
     def both(*inputs):
-        run = functools.partial(lowrank.attention, key_mask=key_mask)
+        run = functools.partial(lowrank.attention, token_mask=token_mask)
         out, backward = jax.vjp(run, *inputs)
         return out, backward(jnp.asarray(output_gradient))
 
@@ -154,15 +154,16 @@ def test_transformations():
         ({"key_projection": np.ones(S)}, ValueError, "key_projection must"),
         ({"query": np.ones((T, N, H))}, ValueError, "must be"),
         ({"value": np.ones((B, S, N, D))}, ValueError, "value must be"),
-        ({"key_mask": np.ones((B, M), bool)}, ValueError, "key_mask must be"),
-        ({"key_mask": np.ones((B, S))}, TypeError, "key_mask must be boolean"),
+        ({"token_mask": np.ones((B, M), bool)}, ValueError, "token_mask must be"),
+        ({"token_mask": np.ones((B, S))}, TypeError, "token_mask must be boolean"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, error, words):
     names = "query", "key", "value", "key_projection", "value_projection"
-    given = dict(zip(names, arrays(), strict=False)) | {"key_mask": None}
+    given = dict(zip(names, arrays(), strict=False)) | {"token_mask": None}
     given |= {
-        name: x if name == "key_mask" else np.float32(x) for name, x in changes.items()
+        name: x if name == "token_mask" else np.float32(x)
+        for name, x in changes.items()
     }
     with pytest.raises(error, match=words):
-        lowrank.attention(*(given[x] for x in names), key_mask=given["key_mask"])
+        lowrank.attention(*(given[x] for x in names), token_mask=given["token_mask"])

@@ -36,7 +36,7 @@ _LINEAR_SUMS = (
         "the total is not corrected for a new peak",
     ),
     (
-        "return y if mask is None else jnp.where(mask[:, :, None, None], y, nothing)",
+        "return jnp.where(token_mask[:, :, None, None], y, nothing)",
         "return y",
         "padding has features",
     ),
@@ -230,7 +230,7 @@ _HULL = (
     ),
 )
 _MODELS_LINEAR = (
-    ("key_mask=token_mask,", "key_mask=None,", "padding is attended to"),
+    ("token_mask=token_mask,", "token_mask=None,", "padding is attended to"),
     ("keep(state)", "pass", "decoding forgets its state"),
 )
 _MODELS_RETENTION = (

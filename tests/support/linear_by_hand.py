@@ -90,29 +90,29 @@ def arrays(dtype="float32", seed=0, length=T):
     return subjects.normal(seed, *shapes, dtype=dtype)
 
 
-def visible(is_causal, key_mask=None):
+def visible(is_causal, token_mask=None):
     """Bool [B T S]."""
-    shown = np.ones((B, T, T), bool) if key_mask is None else key_mask[:, None]
+    shown = np.ones((B, T, T), bool) if token_mask is None else token_mask[:, None]
     return np.broadcast_to(shown, (B, T, T)) & (
         np.tri(T, dtype=bool) if is_causal else True
     )
 
 
 def assert_is(attend, feature_map, *, is_causal, dtype, tolerance):
-    """`attend(q, k, v, is_causal, key_mask)` is the loop, with padding and without."""
+    """`attend(q, k, v, is_causal, token_mask)` is the loop, padding or not."""
     *inputs, output_gradient = arrays(dtype)
 
     @jax.jit
-    def both(output_gradient, key_mask, *inputs):
+    def both(output_gradient, token_mask, *inputs):
         def run(*inputs):
-            return attend(*inputs, is_causal=is_causal, key_mask=key_mask)
+            return attend(*inputs, is_causal=is_causal, token_mask=token_mask)
 
         out, backward = jax.vjp(run, *inputs)
         return dict(zip(NAMES, (out, *backward(output_gradient)), strict=True))
 
-    for key_mask in (np.ones_like(MASK), MASK):
-        found = both(output_gradient, key_mask, *inputs)
-        shown = visible(is_causal, key_mask)
+    for token_mask in (np.ones_like(MASK), MASK):
+        found = both(output_gradient, token_mask, *inputs)
+        shown = visible(is_causal, token_mask)
         wanted = attention(*inputs, feature_map, shown, output_gradient)
         for name, x in found.items():
             assert x.dtype == dtype

@@ -156,17 +156,17 @@ def _softmax_both_ways(params: Any, x: Array, y: Array, real: Array | None) -> A
 
 def _linear_both_ways(params: Any, x: Array, y: Array, real: Array | None) -> Array:
     del params
-    return linear.attention(x, x, y, key_mask=real)
+    return linear.attention(x, x, y, token_mask=real)
 
 
 def _linformer(params: Any, x: Array, y: Array, real: Array | None) -> Array:
     # As the paper does with shorter inputs: the first columns.
     keys, values = (params[name][:, : x.shape[1]] for name in ("key", "value"))
-    return lowrank.attention(x, x, y, keys, values, key_mask=real)
+    return lowrank.attention(x, x, y, keys, values, token_mask=real)
 
 
 def _additive(params: Any, x: Array, y: Array, real: Array | None) -> Array:
-    return additive.attention(x, x, y, params["score"], key_mask=real)
+    return additive.attention(x, x, y, params["score"], token_mask=real)
 
 
 def _linformer_shapes(config: Config, length: int) -> Any:
