@@ -1,14 +1,14 @@
-"""The folder of a run: what lies in it, and whose it is.
+"""The workdir of a run: its files, and the check that it belongs to the run.
 
     config.json     every value of the configuration
     corpus.json     path and SHA-256 of the text, and the tokenizer
     metrics.jsonl   one line per logged step
     checkpoints/    the latest states
-    figures/        pictures, and the arrays behind them
-    report.json     what came out
+    figures/        pictures, and the arrays that they show
+    report.json     the results
 
-A workdir belongs to one configuration and one text: a rerun with the same continues
-it, a run with another is refused.
+A workdir belongs to one configuration and one text. A run with the same configuration
+and text continues it; a run with others is refused.
 """
 
 import json
@@ -26,23 +26,23 @@ CHECKPOINTS, FIGURES, PROFILE = "checkpoints", "figures", "profile"
 def claim(
     workdir: pathlib.Path, config: object, corpus: data.Corpus | None = None
 ) -> None:
-    """Makes the folder the run's own, or checks that it already is.
+    """Records a run in a new workdir, or checks that the workdir belongs to the run.
 
     Args:
-      workdir: made if it is missing.
-      config: of the run or study, a dataclass.
-      corpus: the text that the config names; None: it names none.
+      workdir: path of the folder, which is created if it does not exist.
+      config: configuration of the run or study, a dataclass.
+      corpus: the text that the configuration names; None: it names no text.
 
     Raises:
-      ValueError: the folder cannot be written, or holds a run of another
-        configuration or of another text. Nothing was written then.
+      ValueError: if the folder cannot be written, or belongs to a run with another
+        configuration or another text; in the latter case nothing is written.
     """
-    owners = {CONFIG: config_lib.to_json(config)}
+    records = {CONFIG: config_lib.to_json(config)}
     if corpus is not None:
-        owners[CORPUS] = json.dumps(_corpus_record(corpus), indent=2) + "\n"
+        records[CORPUS] = json.dumps(_corpus_record(corpus), indent=2) + "\n"
     if workdir.exists() and not workdir.is_dir():
         raise ValueError(f"workdir {str(workdir)!r} is not a folder")
-    for name, text in owners.items():
+    for name, text in records.items():
         path = workdir / name
         if path.exists() and path.read_text() != text:
             difference = _difference(_read_json(path), json.loads(text))
@@ -51,7 +51,7 @@ def claim(
             )
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        for name, text in owners.items():
+        for name, text in records.items():
             write(workdir / name, text)
     except OSError as error:
         raise ValueError(
@@ -60,17 +60,17 @@ def claim(
 
 
 def read(workdir: pathlib.Path) -> tuple[config_lib.Config, data.Corpus]:
-    """The configuration and the text of a run.
+    """Reads the configuration of a run, and loads its text again.
 
     Args:
-      workdir: of a run that was begun.
+      workdir: path of the run's folder.
 
     Returns:
-      The configuration, and the corpus, read again from where it came from.
+      The configuration, and the corpus that it names.
 
     Raises:
-      ValueError: no run was begun here, its files are damaged, or the text is gone or
-        has changed.
+      ValueError: if the folder holds no run, its files are damaged, or the text is
+        missing or differs from the text of the run.
     """
     try:
         values, record = _read_json(workdir / CONFIG), _read_json(workdir / CORPUS)
@@ -89,7 +89,11 @@ def read(workdir: pathlib.Path) -> tuple[config_lib.Config, data.Corpus]:
 
 
 def load_corpus(config: config_lib.Config) -> data.Corpus:
-    """The corpus that a configuration names."""
+    """Loads the corpus that a configuration names.
+
+    Raises:
+      ValueError: if the text or the tokenizer is unusable.
+    """
     return data.load_corpus(
         config.data.path,
         tokenizer=config.data.tokenizer,
@@ -98,20 +102,20 @@ def load_corpus(config: config_lib.Config) -> data.Corpus:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Writes a file under a temporary name and renames it: whole, or not at all."""
+    """Writes a file atomically, under a temporary name that is then changed."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
 
 
 def read_report(workdir: pathlib.Path) -> dict[str, Any]:
-    """What stands in report.json; nothing before the end of a run."""
+    """Reads report.json; an empty dictionary if the run has not written it yet."""
     path = workdir / REPORT
     return _read_json(path) if path.exists() else {}
 
 
 def update_report(workdir: pathlib.Path, entries: dict[str, Any]) -> None:
-    """Writes entries into report.json, beside those that are there."""
+    """Adds entries to report.json, and replaces entries of the same names."""
     report = read_report(workdir) | entries
     write(workdir / REPORT, json.dumps(report, indent=2) + "\n")
 
@@ -135,7 +139,7 @@ def _corpus_record(corpus: data.Corpus) -> dict[str, Any]:
 
 
 def _difference(old: Any, new: Any, name: str = "") -> str:
-    """The first value in which two trees differ, in words."""
+    """Describes the first value in which two trees differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *new]:
             if old.get(key) != new.get(key):

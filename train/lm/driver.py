@@ -1,7 +1,7 @@
 """The driver around the training loop: chunks of steps, records, checkpoints, signals.
 
-The steps of a run are done in chunks, each one call of a compiled program. Between
-chunks there is a state, and there alone can a run be looked at, saved or interrupted.
+A run calls a compiled program once for each chunk of steps. The state can be read only
+between chunks, so only there is a run logged, saved or interrupted.
 """
 
 import contextlib
@@ -28,28 +28,30 @@ def fit(
     log: Callable[[dict[str, float]], None],
     save: Callable[[loop.State], None],
 ) -> loop.State:
-    """Trains to the last step, logging and saving on the way.
+    """Trains to the last step; logs records and saves states.
 
-    The steps run in chunks that end at each multiple of `log_every` and of
-    `checkpoint_every` and at the last step. SIGINT and SIGTERM wait for the end of a
-    chunk, because in the middle of it there is no state: the old one is donated. Then
-    the state is saved and the signal goes to the handler that would have had it. While
-    the program compiles, before the first chunk, signals act at once.
+    The steps run in chunks, which end at each multiple of `log_every` and of
+    `checkpoint_every` and at the last step. A SIGINT or SIGTERM during a chunk waits
+    for its end, because the old state is donated and the new one does not exist yet.
+    Then the state is saved, and the signal is passed to its previous handler. While the
+    program compiles, before the first chunk, signals take effect at once.
 
     Args:
-      train_steps: of `loop.make_train_steps`.
-      state: where to start or to continue; donated.
+      train_steps: the compiled steps that `loop.make_train_steps` returns.
+      state: the state from which to start or continue; it is donated.
       corpus: token ids of the training split.
-      train_config: the number of steps, of sequences a step, and the two intervals.
-      context: T.
-      log: takes the record of each chunk: `step`, `loss` (nats per token),
-        `gradient_norm`, `learning_rate`, `skipped` (steps so far), `seconds`
-        (compilation, logging and saving excluded) and `tokens_per_second`.
-      save: stores a state, every `checkpoint_every` steps, at the end and when
-        interrupted, after the record was logged.
+      train_config: the number of steps, the sequences of a step, and the intervals
+        `log_every` and `checkpoint_every`.
+      context: T, the number of tokens that the model sees at once.
+      log: called after each chunk with its record: `step`, `loss` (nats per token),
+        `gradient_norm`, `learning_rate`, `skipped` (number of skipped steps so far),
+        `seconds` (without compilation, logging and saving) and `tokens_per_second`.
+      save: called with the state after every `checkpoint_every` steps, after the last
+        step and after an interruption, in each case after `log`.
 
     Returns:
-      The state after the last step.
+      The state after the last step, or after the chunk that a signal interrupted if
+      the previous handler returns.
     """
     tokens_per_step = train_config.batch_size * train_config.accumulation * context
     step = saved = int(state.step)
@@ -100,10 +102,10 @@ def _chunk_end(step: int, train_config: config.TrainConfig) -> int:
 
 @contextlib.contextmanager
 def _deferred_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, and raises them again when the block is left."""
+    """Collects SIGINT and SIGTERM within the block, and raises them again after it."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        # Python handles signals in its main thread only: none can interrupt here.
+        # Python handles signals in the main thread only, so none can interrupt here.
         yield received
         return
     handlers = {

@@ -1,18 +1,19 @@
 """The training loop: many steps in one compiled program.
 
-A step draws a batch, adds up the gradients of its K micro-batches and updates:
+A step draws a batch, sums the gradients of its K micro-batches and updates:
 
     x, y = examples(batch(seed, step))
     g = ∑ₖ ∇θ nats(xₖ, yₖ) ÷ targets(y)
     θ, o ← update(g, θ, o) where loss and ‖g‖ are finite, else θ, o
 
-Each micro-batch is divided by the targets of the whole batch, so gradients simply add,
-however unevenly the targets are spread. The batch is drawn whole and then cut: K
-micro-batches of B sequences are those of one batch of K B, and but for rounding and the
-dropout masks the update is the same.
+The loss of each micro-batch is divided by the number of targets in the whole batch, so
+that gradients add up correctly even if micro-batches have different numbers of targets.
+The whole batch is drawn at once and then divided. K micro-batches of B sequences
+therefore give the same update as one batch of K B sequences, except for rounding and
+the dropout masks.
 
-A step is a pure function of (seed, step, θ, o): a run that was interrupted and
-continued equals one that was not, bit for bit.
+A step is a pure function of (seed, step, θ, o), so that a run that was interrupted and
+continued equals an uninterrupted run, bit for bit.
 """
 
 from typing import Any
@@ -28,20 +29,21 @@ from train import config
 from train.lm import loss, optimizer
 from train.text import data
 
-# (state, corpus, number of steps) to (state, metrics), compiled.
+# A compiled function (state, corpus, number of steps) -> (state, metrics).
 TrainSteps = jax.stages.Wrapped
 
 
 @flax.struct.dataclass
 class State:
-    """All that a run needs to continue.
+    """The state of a run, from which training continues.
 
     Attributes:
-      step: batches consumed.
+      step: number of batches consumed.
       params: parameters of the model.
       opt_state: state of the optimiser.
-      skipped: steps whose loss or gradient was not finite. They consumed a batch and
-        changed nothing else, so step - skipped updates were made.
+      skipped: number of steps whose loss or gradient was not finite. Such a step
+        consumes a batch and changes nothing else, so the number of updates is
+        step - skipped.
     """
 
     step: Int[Array, ""]
@@ -52,12 +54,12 @@ class State:
 
 @flax.struct.dataclass
 class Metrics:
-    """What a chunk of steps reports.
+    """Metrics of a chunk of steps.
 
     Attributes:
       loss: nats per target, mean over the steps.
-      gradient_norm: norm before clipping, mean over the steps.
-      learning_rate: that of the last step.
+      gradient_norm: norm of the gradient before clipping, mean over the steps.
+      learning_rate: learning rate of the last step.
     """
 
     loss: Float[Array, ""]
@@ -73,14 +75,14 @@ def init_state(
     train_config: config.TrainConfig,
     context: int,
 ) -> State:
-    """Draws the parameters and starts the optimiser.
+    """Initializes the parameters and the optimiser.
 
     Args:
       model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
-      rng: key of the parameters.
-      optimizer_config: as for `optimizer.make`.
-      train_config: the number of steps.
-      context: T.
+      rng: random key of the parameters.
+      optimizer_config: settings of the optimiser and its learning-rate schedule.
+      train_config: settings of training, of which the number of steps is used.
+      context: T, the number of tokens that the model sees at once.
 
     Returns:
       The state before the first step.
@@ -110,19 +112,21 @@ def loss_and_gradients(
     """Mean loss over the targets of a batch, and its gradient.
 
     Args:
-      model: as for `init_state`.
-      params: its parameters.
-      inputs: ids that the model reads.
-      targets: ids that it should predict.
-      mask: True = the target counts; None = all do.
-      rng: key of this step's dropout; the micro-batch's index is folded in here.
-      accumulation: K, micro-batches of B / K rows each.
+      model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
+      params: parameters of the model.
+      inputs: token ids that the model reads.
+      targets: token ids that the model should predict.
+      mask: True = the target counts, False = it does not; None: all targets count.
+      rng: random key of this step's dropout, with which the index of each micro-batch
+        is folded.
+      accumulation: K, the number of micro-batches, each of B / K rows.
 
     Returns:
-      Nats per target, and the gradient by the parameters; both 0 if no target counts.
+      Nats per target, and the gradient with respect to the parameters; both are 0 if no
+      target counts.
 
     Raises:
-      ValueError: the rows do not divide into micro-batches.
+      ValueError: if B is not a multiple of K.
     """
     batch_size = inputs.shape[0]
     if batch_size % accumulation:
@@ -172,21 +176,24 @@ def update(
     accumulation: int = 1,
     factor: float | Float[Array, ""] = 1.0,
 ) -> tuple[State, Float[Array, ""], Float[Array, ""]]:
-    """One step on a batch that is given.
+    """One training step on a batch.
 
     Args:
-      model: as for `init_state`.
-      transformation: of gradients into updates, see `optimizer.make`.
-      state: before the step.
-      inputs: ids that the model reads.
-      targets: ids that it should predict.
-      mask: True = the target counts; None = all do.
-      rng: key of this step's dropout.
-      accumulation: K, as for `loss_and_gradients`.
-      factor: of all updates, and so of the learning rate.
+      model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
+      transformation: the optimiser, which transforms gradients into updates.
+      state: the state before the step.
+      inputs: token ids that the model reads.
+      targets: token ids that the model should predict.
+      mask: True = the target counts, False = it does not; None: all targets count.
+      rng: random key of this step's dropout.
+      accumulation: K, the number of micro-batches, each of B / K rows.
+      factor: multiplies all updates, and thereby the learning rate.
 
     Returns:
-      The state after it, nats per target, and the norm of the gradient.
+      The state after the step, nats per target, and the norm of the gradient.
+
+    Raises:
+      ValueError: if B is not a multiple of K.
     """
     nats, grads = loss_and_gradients(
         model,
@@ -197,8 +204,7 @@ def update(
         rng=rng,
         accumulation=accumulation,
     )
-    # The clipping inside the optimiser needs this norm as well: one program, so
-    # the compiler computes it once.
+    # The optimiser's clipping computes the same norm; the compiler merges the two.
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(nats)
     updates, opt_state = transformation.update(grads, state.opt_state, state.params)
@@ -222,20 +228,22 @@ def make_train_steps(
     context: int,
     examples: loss.Examples,
 ) -> TrainSteps:
-    """Compiles the training step, any number of times in a row.
+    """Makes a compiled function that runs any number of training steps.
 
     Args:
-      model: as for `init_state`.
-      rng: key of the run's batches and dropout; the step is folded in.
-      optimizer_config: as for `optimizer.make`.
-      train_config: number of steps in all, sequences and micro-batches of one step.
-      context: T.
-      examples: `loss.next_token`, or what else makes inputs and targets of tokens.
+      model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
+      rng: random key of the run's batches and dropout, with which the step is folded.
+      optimizer_config: settings of the optimiser and its learning-rate schedule.
+      train_config: the number of steps of the run, and the sequences and micro-batches
+        of a step.
+      context: T, the number of tokens that the model sees at once.
+      examples: makes inputs and targets from tokens [B T+1], such as
+        `loss.next_token`.
 
     Returns:
-      A compiled function (state, corpus [M], num_steps) -> (state, metrics). Another
-      num_steps does not compile again. The state that it takes is donated: its buffers
-      are gone after the call.
+      A compiled function (state, corpus [M], num_steps) -> (state, metrics), which does
+      not compile again for another num_steps. It donates the state that it takes, whose
+      buffers cannot be used after the call.
     """
     transformation = optimizer.make(optimizer_config, train_config.steps)
     learning_rate = optimizer.schedule(optimizer_config, train_config.steps)
@@ -284,7 +292,7 @@ def make_train_steps(
 
 
 def keys(seed: int) -> tuple[Array, Array, Array]:
-    """The keys of a run, split once: for training, the sample of text, the audit."""
+    """Splits a seed into the random keys for training, text samples and the audit."""
     train_rng, sample_rng, audit_rng = jax.random.split(jax.random.key(seed), 3)
     return train_rng, sample_rng, audit_rng
 
@@ -292,16 +300,17 @@ def keys(seed: int) -> tuple[Array, Array, Array]:
 def begin(
     model: nn.Module, rng: Array, settings: config.Config, *, examples: loss.Examples
 ) -> tuple[State, TrainSteps]:
-    """The first state of a run, and the steps that train it.
+    """Makes the first state of a run and its training steps.
 
     Args:
-      model: as for `init_state`.
-      rng: key of the run, split here between parameters and steps.
-      settings: of the run.
-      examples: as for `make_train_steps`.
+      model: maps tokens [B T] to logits [B T V], with the option `deterministic`.
+      rng: random key of the run, which is split for parameters and steps.
+      settings: configuration of the run.
+      examples: makes inputs and targets from tokens [B T+1], such as
+        `loss.next_token`.
 
     Returns:
-      What `init_state` and `make_train_steps` return.
+      The results of `init_state` and `make_train_steps`.
     """
     init_rng, steps_rng = jax.random.split(rng)
     state = init_state(

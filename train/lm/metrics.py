@@ -1,9 +1,9 @@
-"""What a run says while it trains: metrics.jsonl, TensorBoard files, progress.
+"""The metrics of a run while it trains: metrics.jsonl, TensorBoard files, progress.
 
-Every logged record becomes one line of JSON, flushed at once. A run that continues from
-step k first cuts the lines beyond k, since those steps are about to be done again: in
-the end the file holds each record once, as if nothing had happened. JSON has no word
-for NaN and the infinities; they are written as null and read as NaN.
+Every logged record becomes one line of JSON, which is flushed at once. A run that
+continues from step k first removes the lines of later steps, since it runs those steps
+again; thus the file of a finished run contains each record once. JSON has no NaN and no
+infinities: they are written as null, and null is read as NaN.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ def read(workdir: pathlib.Path) -> list[dict[str, float]]:
     """Reads the records of a run.
 
     Args:
-      workdir: directory of the run.
+      workdir: path of the run's folder.
 
     Returns:
-      The records in the order in which they were written; a last line that was broken
-      off is left out. Empty if the run has logged nothing.
+      The records in the order in which they were written, without an incomplete last
+      line. The list is empty if the run has logged nothing.
 
     Raises:
-      ValueError: a line is damaged.
+      ValueError: if a line is damaged.
     """
     path = workdir / FILE_NAME
     if not path.exists():
@@ -57,16 +57,16 @@ def writer(workdir: pathlib.Path, *, start: int, tensorboard: bool) -> Iterator[
     """Opens the files to which records are written.
 
     Args:
-      workdir: directory of the run.
-      start: the step from which the run begins or continues; records of later steps
-        are cut.
-      tensorboard: write event files too.
+      workdir: path of the run's folder.
+      start: the step from which the run starts or continues; records of later steps
+        are removed.
+      tensorboard: whether to write TensorBoard event files too.
 
     Yields:
-      A function that writes one record. It must hold its `step`.
+      A function that writes one record, which must contain `step`.
 
     Raises:
-      ValueError: tensorboard was asked for and tensorboardX is not installed.
+      ValueError: if `tensorboard` is True and tensorboardX is not installed.
     """
     with contextlib.ExitStack() as stack:
         events = None
@@ -75,7 +75,8 @@ def writer(workdir: pathlib.Path, *, start: int, tensorboard: bool) -> Iterator[
             stack.callback(events.close)
         kept = [record for record in read(workdir) if record["step"] <= start]
         path = workdir / FILE_NAME
-        # Renamed into place: a process killed here leaves the old file, not half of it.
+        # The file is replaced atomically: a process that is killed here leaves the old
+        # file, not a part of the new one.
         shortened = path.with_suffix(".tmp")
         shortened.write_text("".join(map(_line, kept)))
         os.replace(shortened, path)
@@ -94,14 +95,17 @@ def writer(workdir: pathlib.Path, *, start: int, tensorboard: bool) -> Iterator[
 
 @contextlib.contextmanager
 def progress(steps: int, *, start: int) -> Iterator[Log]:
-    """Shows how far a run is: a live line on a terminal, one plain line a record else.
+    """Shows the progress of a run.
+
+    On a terminal it is a progress bar, otherwise one line of text for each record.
 
     Args:
       steps: number of steps of the whole run.
-      start: the step from which it begins or continues.
+      start: the step from which the run starts or continues.
 
     Yields:
-      A function that shows one record of `driver.fit`.
+      A function that shows one record, which must contain `step`, `loss` and
+      `tokens_per_second`.
     """
     console = rich.console.Console()
     if not console.is_terminal:
@@ -145,6 +149,6 @@ def _line(record: Record) -> str:
 
 def _event_writer(directory: pathlib.Path, start: int) -> Any:
     require_tensorboard()
-    import tensorboardX  # an extra: whoever wants no event files need not have it
+    import tensorboardX  # an optional dependency, needed for event files only
 
     return tensorboardX.SummaryWriter(str(directory), purge_step=start + 1)

@@ -1,7 +1,7 @@
-"""Every mechanism itself, as a function of its values, for the table of mechanisms.
+"""The cores of the table of mechanisms: each mechanism as a function of its values.
 
-Without projections, gates and norms; queries, keys, decays and the like stay what they
-are. Small, and fixed.
+A core has no projections, gates or norms. Its queries, keys, decays and other inputs
+are small constants.
 """
 
 import functools
@@ -31,7 +31,7 @@ from models import recurrent
 
 OfValues = Callable[[Any], Array]
 
-# Rows and positions that properties are shown on.
+# The batch size and the number of positions on which properties are checked.
 B, T = 2, 7
 # Landmarks of Linformer.
 LANDMARKS = 4
@@ -65,13 +65,13 @@ class Core(NamedTuple):
     """A mechanism as a function of its values.
 
     Attributes:
-      values: [B S ...].
-      fn: the mechanism.
-      softmax: what ought to be softmax attention to these values; None: without queries
-        the question makes no sense.
-      visible: what a query sees, for softmax.
-      forms: other forms, by name; empty: there are none.
-      loop: one token after another.
+      values: the values [B S ...] on which the core is checked.
+      fn: the mechanism, a function of values.
+      softmax: the function that is compared with softmax attention; None if the
+        mechanism has no queries.
+      visible: the mask of the softmax attention; None: every query sees every key.
+      forms: further forms of the mechanism, by name, which must equal `loop`.
+      loop: the mechanism computed one token after another; None if there is no loop.
     """
 
     values: np.ndarray
@@ -83,7 +83,7 @@ class Core(NamedTuple):
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
-    """Fixed normal numbers, float32 of NumPy."""
+    """Draws normal float32 numbers with a fixed seed."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -138,7 +138,7 @@ def performer_core() -> Core:
 def _forms(
     call: Callable[..., tuple[Any, Array]], names: tuple[str, ...], *, has_queries: bool
 ) -> Core:
-    """A recurrence whose forms go by name; `call` maps values and a form."""
+    """Makes the core of a recurrence, `call(values, form=name) -> (state, outputs)`."""
 
     def form(name: str) -> OfValues:
         return lambda values: call(values, form=name)[1]
@@ -169,7 +169,7 @@ def _flat(x: Any) -> Any:
 
 
 def rwkv_core() -> Core:
-    """RWKV-4, whose channels are told apart as heads."""
+    """RWKV-4; its channels are reshaped to heads."""
 
     def call(values: Any, *, form: str) -> tuple[Any, Array]:
         flat = _flat(values)
@@ -190,7 +190,7 @@ def rwkv6_core() -> Core:
 
 
 def mamba_core() -> Core:
-    """Mamba's scan; its values are the channels of the tokens."""
+    """Mamba's selective scan; its values are the inputs x."""
 
     def call(values: Any, *, form: str) -> tuple[Any, Array]:
         x = _flat(values)
@@ -210,7 +210,7 @@ def mamba_core() -> Core:
 
 
 def gru_core() -> Core:
-    """A GRU; its values are what is projected from the tokens."""
+    """A GRU; its values are the input products W_r x, W_z x and W x."""
     M = SMALL.width
     kernels = recurrent.Kernels(*normal(3, M, M))
 
@@ -228,7 +228,7 @@ def gru_core() -> Core:
 
 
 def linformer_core() -> Core:
-    """Linformer; with identity projections it ought to be softmax attention."""
+    """Linformer; with identity projections it must equal softmax attention."""
 
     def projected(keys: Any, values: Any) -> OfValues:
         return lambda x: lowrank.attention(QUERY, KEY, x, keys, values)

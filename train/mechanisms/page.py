@@ -1,10 +1,9 @@
-"""The table of mechanisms as a page: docs/mechanisms.md."""
+"""Writes the table of mechanisms as a document, docs/mechanisms.md."""
 
 import pathlib
 from collections.abc import Mapping
 
-from train.mechanisms import costs as mechanism_costs
-from train.mechanisms import properties
+from train.mechanisms import costs, properties
 from train.report import markdown
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "mechanisms.md"
@@ -15,63 +14,80 @@ _SIGNS = {
 }
 _HEAD = """# Every mechanism under one table
 
-✓ holds, ✗ must fail and does, – does not apply. Written by
-`python -m train.audit --all`, which tries all of it; a test checks that this page is
-current. Measured times stand in [times.md](times.md).
+✓ the property holds, ✗ it must fail and does, – it does not apply. The command
+`python -m train.audit --all` checks every entry and writes this page; a test ensures
+that the page is current. Measured times are in [times.md](times.md).
 
 """
-_SAYS = {
-    "causal": "no output moves by edits of later inputs, tiny, huge or NaN",
-    "padding": "what stands beyond a row's length changes nothing, NaN included, and "
-    "the row alone gives the same",
-    "batch": "no row sees another",
-    "permutation": "permuted inputs give outputs permuted alike",
-    "hull": "outputs are means of the values, channel by channel; the weights are not "
-    "negative and sum to 1 (of the core: no projections, no gates)",
-    "streaming": "piece by piece, from the state it carries, equals all at once "
-    "(attention has no cache yet)",
-    "softmax": "equals softmax attention under its mask, written out in float64 "
+_MEANINGS = {
+    "causal": "edits of later inputs, tiny, huge or NaN, change no output",
+    "padding": "tokens beyond a row's length, even NaN, have no effect, and the row "
+    "without padding has the same outputs",
+    "batch": "no row of the batch depends on another row",
+    "permutation": "permuting the inputs permutes the outputs in the same way",
+    "hull": "in each channel the outputs are means of the values, with weights "
+    "that are not negative and sum to 1 (checked on the core, without projections and "
+    "gates)",
+    "streaming": "the tokens in pieces, with the carried state, give the same outputs "
+    "as all at once (attention has no cache yet)",
+    "softmax": "the core equals softmax attention under its mask, computed in float64 "
     "(Linformer: with identity projections)",
-    "loop": "every form equals one token after another (additive: one query after "
-    "another) within 1e-5 of the largest value",
-    "operations": "of the forward pass when T doubles from "
-    f"{mechanism_costs.LENGTH:,}: turns of loops and visited blocks are counted",
-    "memory": "the same of temporary memory, forward and backward, as compiled; less "
-    "than × 2 where buffers of blocks do not grow",
-    "parameters": "of a layer of the default language model, width 128, without MLP",
-    "state": "numbers that this layer carries to the next token, after 64 and after "
-    "128 tokens",
+    "loop": "every form equals a loop over tokens (additive: over queries) within 1e-5 "
+    "of the largest value",
+    "operations": "growth of the operations of the forward pass when T doubles from "
+    f"{costs.LENGTH:,}; iterations of loops and visited blocks are counted",
+    "memory": "growth of the temporary memory of the compiled forward and backward "
+    "pass when T doubles; below × 2 where the buffers of blocks do not grow",
+    "parameters": "number of parameters of a layer of the default language model, of "
+    "width 128, without the MLP",
+    "state": "how many numbers this layer carries to the next token, after 64 and "
+    "after 128 tokens",
 }
-_GROWTH = mechanism_costs.GROWTH
+_GROWTH = costs.GROWTH
 _NOTES = f"""
-Growth is that of layers of width {_GROWTH.width}, with windows of
-{_GROWTH.window} and blocks of {_GROWTH.block_size}: narrow, so
-that what grows with T is not hidden. A later query of BigBird may look at any block at
-random: what it need not keep is what the blocks drawn here leave out. The rows that are
-not causal must be caught; they take x itself as queries, keys and values.
+The growth is that of layers of width {_GROWTH.width}, with windows of
+{_GROWTH.window} and blocks of {_GROWTH.block_size}. They are narrow, so that costs
+that do not grow with T are small. The state of bigbird counts the keys and values that
+a later query sees, and therefore depends on the random choice of blocks. The layers
+that are not causal use x itself as queries, keys and values, and the check of causality
+must find that they are not causal.
 """
 
 
-def row(
-    name: str, cells: Mapping[str, properties.Cell], costs: mechanism_costs.Costs
-) -> str:
-    """A mechanism as a line of the table."""
-    state = "–" if costs.state is None else " / ".join(f"{n:,}" for n in costs.state)
+def row(name: str, cells: Mapping[str, properties.Cell], cost: costs.Costs) -> str:
+    """Formats a mechanism as a line of the table.
+
+    Args:
+      name: name of the mechanism.
+      cells: the result of `properties.examine`.
+      cost: the result of `costs.costs`.
+
+    Returns:
+      The line in Markdown.
+    """
+    state = "–" if cost.state is None else " / ".join(f"{n:,}" for n in cost.state)
     return markdown.line(
         name,
         *(_cell(cells[label]) for label in properties.PROPERTIES),
-        _factor(costs.operations),
-        _factor(costs.memory),
-        f"{costs.parameters:,}",
+        _factor(cost.operations),
+        _factor(cost.memory),
+        f"{cost.parameters:,}",
         state,
     )
 
 
 def page(rows: Mapping[str, str]) -> str:
-    """The document, of the lines of all mechanisms."""
-    head = markdown.table(("mechanism", *_SAYS), ())
-    says = markdown.table(("column", "says"), _SAYS.items())
-    return _HEAD + "\n".join([head, *rows.values(), "", says]) + "\n" + _NOTES
+    """Formats the document.
+
+    Args:
+      rows: for each mechanism its line of the table.
+
+    Returns:
+      The document in Markdown.
+    """
+    head = markdown.table(("mechanism", *_MEANINGS), ())
+    legend = markdown.table(("column", "meaning"), _MEANINGS.items())
+    return _HEAD + "\n".join([head, *rows.values(), "", legend]) + "\n" + _NOTES
 
 
 def _cell(cell: properties.Cell) -> str:

@@ -1,8 +1,8 @@
-"""What each mechanism keeps, what it must break, and what it costs: one table.
+"""The properties of the table of mechanisms, and their checks.
 
-A property holds, must fail (a check that nothing fails says nothing), or does not
-apply. What must fail is tried as well: a mechanism that keeps what it cannot keep is
-not what its name says.
+A property of a mechanism is declared to hold, to fail, or not to apply. A property that
+must fail is checked as well: if it held, either the check would be too weak or the
+mechanism would not be the one that its name says.
 """
 
 import functools
@@ -21,16 +21,23 @@ Part = TypeVar("Part")
 
 B, T = cores.B, cores.T
 HOLDS, MUST_FAIL, NOT_APPLICABLE = "holds", "must fail", "not applicable"
-# Of the largest value, as for the forms of a recurrence in float32.
+# Relative to the largest value, for forms of a recurrence in float32.
 _TOLERANCE = 1e-5
 
 
 class Examined(NamedTuple):
-    """A layer and a core, ready to be asked."""
+    """The layer and the core of a mechanism, on which its properties are checked.
+
+    Attributes:
+      layer: the layer.
+      params: random parameters of the layer.
+      fn: the compiled layer with these parameters, (x, token_mask) -> y.
+      core: the core; None if the mechanism has none.
+    """
 
     layer: table.Layer
     params: Any
-    fn: Callable[[Any, Any], Any]  # (x, token_mask) to y, compiled
+    fn: Callable[[Any, Any], Any]
     core: cores.Core | None
 
 
@@ -38,7 +45,7 @@ def _examined(name: str) -> Examined:
     subject = table.SUBJECTS[name]
     layer = subject.layer(cores.SMALL, T)
     rng = np.random.default_rng(1)
-    # Not small: what passes a nonlinearity unnoticed shows nothing.
+    # With small parameters the nonlinearities would be almost linear.
     params = jax.tree.map(
         lambda x: (0.5 * rng.normal(size=x.shape)).astype(x.dtype), layer.shapes
     )
@@ -73,15 +80,20 @@ def _permutation(subject: Examined) -> None:
     properties.assert_permutation_equivariant(_all_real(subject), X)
 
 
-def _given(part: Part | None) -> Part:
-    """What a property is about; ValueError, which no `must fail` takes, if missing."""
+def _required(part: Part | None) -> Part:
+    """Returns the part of a mechanism that a property is about.
+
+    Raises:
+      ValueError: if the part is None. An AssertionError would count as the failure of
+        a property that must fail.
+    """
     if part is None:
         raise ValueError("declared, but there is nothing to try it on")
     return part
 
 
 def _hull(subject: Examined) -> None:
-    core = _given(subject.core)
+    core = _required(subject.core)
     properties.assert_in_hull(jax.jit(core.fn), core.values)
 
 
@@ -97,21 +109,22 @@ def _streaming(subject: Examined) -> None:
 
     init = functools.partial(module.init, deterministic=True)
     cache = {"cache": jax.jit(init)(jax.random.key(0), X)["cache"]}
-    # Compiled for X, whose start is all that a causal layer knows of its start.
+    # The layer is called with all of X, for which it is compiled already. Since it is
+    # causal, its first outputs are those of the first inputs alone.
     full = _all_real(subject)(X)[:, :length]
     properties.assert_streaming_equals_full(lambda x: full, step, cache, X[:, :length])
 
 
-def _assert_same(found: Any, wanted: Any, what: str) -> None:
-    wanted = np.asarray(wanted, np.float32)
-    atol = _TOLERANCE * max(1.0, float(np.max(np.abs(wanted))))
-    equivalence.assert_close(np.asarray(found), wanted, what, atol=atol)
+def _assert_same(actual: Any, expected: Any, what: str) -> None:
+    expected = np.asarray(expected, np.float32)
+    atol = _TOLERANCE * max(1.0, float(np.max(np.abs(expected))))
+    equivalence.assert_close(np.asarray(actual), expected, what, atol=atol)
 
 
 def _softmax(subject: Examined) -> None:
-    """Against softmax in float64, written out."""
-    core = _given(subject.core)
-    fn = _given(core.softmax)
+    """Compares the core with softmax attention, computed in float64."""
+    core = _required(subject.core)
+    fn = _required(core.softmax)
     query, key, value = (
         np.asarray(x, np.float64) for x in (cores.QUERY, cores.KEY, core.values)
     )
@@ -120,15 +133,15 @@ def _softmax(subject: Examined) -> None:
     if core.visible is not None:
         weights *= np.asarray(core.visible.materialize(T, T))
     weights /= weights.sum(axis=-1, keepdims=True)
-    wanted = np.einsum("bnts,bsnd->btnd", weights, value)
-    _assert_same(jax.jit(fn)(core.values), wanted, "against softmax")
+    expected = np.einsum("bnts,bsnd->btnd", weights, value)
+    _assert_same(jax.jit(fn)(core.values), expected, "against softmax")
 
 
 def _loop(subject: Examined) -> None:
-    core = _given(subject.core)
-    wanted = _given(core.loop)(core.values)
+    core = _required(subject.core)
+    expected = _required(core.loop)(core.values)
     for name, form in core.forms.items():
-        _assert_same(jax.jit(form)(core.values), wanted, f"form {name}")
+        _assert_same(jax.jit(form)(core.values), expected, f"form {name}")
 
 
 PROPERTIES: Mapping[str, Callable[[Examined], None]] = types.MappingProxyType(
@@ -146,23 +159,28 @@ PROPERTIES: Mapping[str, Callable[[Examined], None]] = types.MappingProxyType(
 
 
 class Cell(NamedTuple):
-    """What was declared of a property, and what contradicts it: '' if nothing does."""
+    """The result of a check of one property.
+
+    Attributes:
+      declared: 'holds', 'must fail' or 'not applicable'.
+      contradiction: how the check contradicts the declaration; '' if it does not.
+    """
 
     declared: str
     contradiction: str
 
 
 def declared(name: str) -> dict[str, str]:
-    """What the table of mechanisms says of every property.
+    """Looks up the declared properties of a mechanism.
 
     Args:
-      name: of a row.
+      name: name of a row of the table of mechanisms.
 
     Returns:
-      Property to 'holds', 'must fail' or 'not applicable'.
+      A mapping from each property to 'holds', 'must fail' or 'not applicable'.
 
     Raises:
-      ValueError: if the row names an unknown property, or one of them twice.
+      ValueError: if the row names an unknown property, or a property twice.
     """
     subject = table.SUBJECTS[name]
     unknown = (subject.holds | subject.must_fail) - PROPERTIES.keys()
@@ -178,13 +196,17 @@ def declared(name: str) -> dict[str, str]:
 
 
 def examine(name: str) -> dict[str, Cell]:
-    """Tries every property of a mechanism.
+    """Checks every declared property of a mechanism.
 
     Args:
-      name: of a row.
+      name: name of a row of the table of mechanisms.
 
     Returns:
-      Property to what was declared and whether it is so.
+      A mapping from each property to its declaration and the result of its check.
+
+    Raises:
+      ValueError: if the row names an unknown property or a property twice, or declares
+        a property of a part that the mechanism does not have.
     """
     subject = _examined(name)
     cells = {}

@@ -1,9 +1,10 @@
-"""The rows of the table of mechanisms: what each declares, its layer and its core.
+"""The table of mechanisms: for each its declared properties, its layer and its core.
 
-Every mixer of `models.mixers` has a row. One that is not named here promises what all
-mixers of its kind promise; `_CORES` adds what only a core can be asked.
+Every mixer of `models.mixers` has a row. A mixer that is not named here is declared to
+have the properties of all mixers of its kind; `_CORES` adds the properties of cores.
 
-A layer maps x [B T E] to [B T E] and is told which tokens are real.
+A layer maps x [B T E] to [B T E], and takes a mask of the real tokens. A core is the
+mechanism without projections, as a function of its values.
 """
 
 import functools
@@ -19,18 +20,19 @@ import attention
 from attention import additive, linear, lowrank
 from models import config as config_lib
 from models import mixers
-from train.mechanisms import cores as cores
+from train.mechanisms import cores
 
 Config = config_lib.CausalLMConfig
 
 
 class Layer(NamedTuple):
-    """A mechanism between projections.
+    """A mechanism as a layer.
 
     Attributes:
-      shapes: of its parameters.
-      apply: (parameters, x [B T E], token_mask [B T] or None) to [B T E].
-      stream: its module, with a state in the 'cache' collection; None: it has none.
+      shapes: shapes and dtypes of the layer's parameters.
+      apply: a function (parameters, x [B T E], token_mask [B T] or None) -> [B T E].
+      stream: the layer's module with a state in the 'cache' collection; None if the
+        layer has no such state.
     """
 
     shapes: Any
@@ -42,11 +44,12 @@ class Subject(NamedTuple):
     """A row of the table of mechanisms.
 
     Attributes:
-      holds: names of the properties, out of `properties.PROPERTIES`, that it has.
-      must_fail: names of those that it must break. The remaining properties do not
-        apply to it.
-      layer: the layer of given sizes, for a number of positions.
-      core: the mechanism itself; None: there is none.
+      holds: names of the properties, out of `properties.PROPERTIES`, that the mechanism
+        has.
+      must_fail: names of the properties that the mechanism must violate. The remaining
+        properties do not apply to it.
+      layer: makes the layer from its sizes and the number of positions.
+      core: makes the core; None if the mechanism has none.
     """
 
     holds: Set[str]
@@ -56,12 +59,14 @@ class Subject(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The core of a recurrent mixer, and what its properties are.
+    """The core of a recurrent mixer, and the properties that the core adds.
 
     Attributes:
-      core: the mechanism itself; None: there is none.
-      holds: names of the properties that it has, beside those of all recurrent mixers.
-      must_fail: names of those that it must break, likewise.
+      core: makes the core; None if the mixer has none.
+      holds: names of the properties that the mixer has in addition to those of all
+        recurrent mixers.
+      must_fail: names of the properties that the mixer must violate in addition to
+        those of all recurrent mixers.
     """
 
     core: Callable[[], cores.Core] | None
@@ -70,7 +75,7 @@ class Known(NamedTuple):
 
 
 def _mixer(name: str) -> Callable[[Config, int], Layer]:
-    """A row of `models.mixers`, in its second layer."""
+    """Makes the layer of a row of `models.mixers`, with layer index 1."""
 
     def layer(config: Config, length: int) -> Layer:
         module = mixers.MIXERS[name].make(config, 1)
@@ -78,10 +83,10 @@ def _mixer(name: str) -> Callable[[Config, int], Layer]:
         init = functools.partial(module.init, deterministic=True)
 
         def apply(params: Any, x: Array, token_mask: Array | None) -> Array:
-            found: Any = module.apply(
+            output: Any = module.apply(
                 params, x, deterministic=True, token_mask=token_mask
             )
-            return found
+            return output
 
         return Layer(
             jax.eval_shape(init, jax.random.key(0), x),
@@ -96,7 +101,7 @@ def _unprojected(
     fn: Callable[[Any, Any, Any, Any], Array],
     shapes: Callable[[Config, int], Any] = lambda config, length: {},
 ) -> Callable[[Config, int], Layer]:
-    """A layer whose queries, keys and values are x, cut into heads."""
+    """Makes a layer whose queries, keys and values are x, split into heads."""
 
     def layer(config: Config, length: int) -> Layer:
         def apply(params: Any, x: Array, token_mask: Array | None) -> Array:
@@ -140,7 +145,7 @@ def _zero(name: str) -> Subject:
 
 
 def _of_mixer(name: str) -> Subject:
-    """What every mixer of its kind promises, beside what its core does."""
+    """Makes the row of a mixer from the properties of its kind and of its core."""
     if mixers.MIXERS[name].is_attention:
         return _attention(name)
     if mixers.MIXERS[name].is_recurrent:
@@ -160,7 +165,7 @@ def _linear_both_ways(params: Any, x: Array, y: Array, real: Array | None) -> Ar
 
 
 def _linformer(params: Any, x: Array, y: Array, real: Array | None) -> Array:
-    # As the paper does with shorter inputs: the first columns.
+    # For inputs shorter than the projections the paper uses their first columns.
     keys, values = (params[name][:, : x.shape[1]] for name in ("key", "value"))
     return lowrank.attention(x, x, y, keys, values, token_mask=real)
 
@@ -181,7 +186,7 @@ def _additive_shapes(config: Config, length: int) -> Any:
     return {"score": jax.ShapeDtypeStruct(heads, jnp.float32)}
 
 
-# What is known of a recurrent mixer beyond what all of them promise.
+# The cores of recurrent mixers, and the properties that not all of them share.
 _CORES: Mapping[str, Known] = types.MappingProxyType(
     {
         "linear": Known(

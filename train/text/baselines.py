@@ -1,14 +1,15 @@
-"""n-gram baselines: what a loss means beside counting.
+"""n-gram baselines, with which the loss of a model is compared.
 
-Each order is interpolated with the one below by a Dirichlet prior, down to uniform:
+Each order is smoothed by a Dirichlet prior at the order below, down to uniform:
 
     p₀(c) = 1 / V
     pₙ(c | h) = (count(hc) + αₙ · pₙ₋₁(c | h′)) / (count(h) + αₙ)
 
 where h is the n − 1 tokens before c, h′ is h without its oldest token, and count(h)
-counts h where some token follows, so that pₙ sums to 1. Each αₙ is the one of a
-logarithmic grid that predicts a held-out tail of the training split best, lower orders
-first; the counts are then taken again over the whole training split.
+counts the occurrences of h that are followed by a token, so that pₙ sums to 1. Each αₙ
+is the value on a logarithmic grid with the lowest loss on a held-out tail of the
+training split; lower orders are chosen first. The final counts are those of the whole
+training split.
 
 MacKay and Peto, "A hierarchical Dirichlet language model", Natural Language
 Engineering 1(3), 1995.
@@ -23,7 +24,7 @@ from train.text import tokenizers
 
 NAMES = ("unigram", "bigram", "trigram")
 
-# The loss is flat near its minimum: 8 points a decade cost less than 1e-4 nats.
+# 8 values per decade: the loss at the best one is within 1e-4 nats of the minimum.
 _GRID = tuple(float(alpha) for alpha in np.logspace(-1, 6, 57))
 
 
@@ -33,21 +34,25 @@ def nats_per_token(
     *,
     vocab_size: int,
 ) -> dict[str, float]:
-    """Mean loss of each baseline over all validation tokens but the first.
+    """Mean loss of each baseline over all validation tokens except the first.
 
-    Those are the targets of `data.windows`. A baseline sees validation tokens only
-    before its target; where they are fewer than its order wants, it uses those.
+    These are the targets that the language model is evaluated on. A baseline reads the
+    validation tokens before its target; near the start, where there are fewer of them
+    than its order uses, it reads those.
 
     Args:
-      train: training ids, from which everything is estimated.
-      validation: ids to score.
-      vocab_size: V.
+      train: token ids of the training split, which are counted.
+      validation: token ids of the validation split, which are scored.
+      vocab_size: V, the number of token ids.
 
     Returns:
       Nats per token of 'uniform' and of each of `NAMES`.
 
     Raises:
-      ValueError: fewer than 5 training or 2 validation tokens, or an unknown id.
+      ValueError: if there are fewer than 5 training or 2 validation tokens, or an id is
+        outside 0 … V-1.
+
+    Reference: MacKay and Peto, 1995.
     """
     if validation.size < 2:
         raise ValueError(f"baselines need 2 validation tokens, got {validation.size}")
@@ -62,14 +67,14 @@ def tune(train: Int[np.ndarray, "M"], *, vocab_size: int) -> list[float]:
     """Chooses αₙ for the orders of `NAMES` on the last tenth of the training split.
 
     Args:
-      train: training ids.
-      vocab_size: V.
+      train: token ids of the training split.
+      vocab_size: V, the number of token ids.
 
     Returns:
-      The concentrations, in counts, lowest order first.
+      α₁, α₂ and α₃, in units of counts.
 
     Raises:
-      ValueError: fewer than 5 tokens, or an unknown id.
+      ValueError: if there are fewer than 5 tokens, or an id is outside 0 … V-1.
     """
     if train.size < 5:
         raise ValueError(f"baselines need 5 training tokens, got {train.size}")
@@ -92,19 +97,21 @@ def probabilities(
     alphas: Sequence[float],
     vocab_size: int,
 ) -> Float[np.ndarray, "orders M_scored-1"]:
-    """Probability of each token but the first given those before it, at every order.
+    """Conditional probability pₙ(c | h) of each token except the first.
 
     Args:
-      train: ids that are counted.
-      tokens: ids to score.
-      alphas: α₁ … αₙ, in counts.
-      vocab_size: V.
+      train: token ids of the training split, which are counted.
+      tokens: token ids that are scored.
+      alphas: α₁ … αₙ, in units of counts.
+      vocab_size: V, the number of token ids.
 
     Returns:
-      Row n holds pₙ; row 0 is uniform.
+      An array whose row n is pₙ; row 0 is uniform.
 
     Raises:
-      ValueError: an unknown id.
+      ValueError: if an id is outside 0 … V-1.
+
+    Reference: MacKay and Peto, 1995.
     """
     rows = [np.full(tokens.size - 1, 1 / vocab_size)]
     for order, alpha in enumerate(alphas, start=1):
@@ -133,22 +140,22 @@ def _counts(
     order: int,
     vocab_size: int,
 ) -> tuple[Int[np.ndarray, "M_scored-1"], Int[np.ndarray, "M_scored-1"]]:
-    """count(hc) and count(h) in `train` for each of `tokens` but the first.
+    """count(hc) and count(h) in `train` for each of `tokens` except the first.
 
-    Both are 0 where h would begin before `tokens` does, which makes pₙ = pₙ₋₁.
+    Both are 0 where h would start before the first of `tokens`, so that pₙ = pₙ₋₁.
     """
-    seen = _codes(train, order=order, vocab_size=vocab_size)
-    wanted = _codes(tokens, order=order, vocab_size=vocab_size)
+    counted = _codes(train, order=order, vocab_size=vocab_size)
+    scored = _codes(tokens, order=order, vocab_size=vocab_size)
     counts = np.zeros((2, tokens.size), np.int64)
-    counts[0, order - 1 :] = _occurrences(seen, wanted)
-    counts[1, order - 1 :] = _occurrences(seen // vocab_size, wanted // vocab_size)
+    counts[0, order - 1 :] = _occurrences(counted, scored)
+    counts[1, order - 1 :] = _occurrences(counted // vocab_size, scored // vocab_size)
     return counts[0, 1:], counts[1, 1:]
 
 
 def _codes(
     tokens: Int[np.ndarray, "M"], *, order: int, vocab_size: int
 ) -> Int[np.ndarray, "M-{order}+1"]:
-    """Each run of `order` tokens as one integer in base V, the newest token last."""
+    """Encodes each n-gram as an integer in base V; its last digit is the last token."""
     ids = tokenizers.check_ids(tokens, vocab_size)
     codes = np.zeros(max(ids.size - order + 1, 0), np.int64)
     for first in range(order):
@@ -157,9 +164,9 @@ def _codes(
 
 
 def _occurrences(
-    seen: Int[np.ndarray, "M"], wanted: Int[np.ndarray, "M_wanted"]
-) -> Int[np.ndarray, "M_wanted"]:
-    """How often each wanted code stands among those seen."""
-    codes, counts = np.unique(seen, return_counts=True)
-    index = np.minimum(np.searchsorted(codes, wanted), codes.size - 1)
-    return np.where(codes[index] == wanted, counts[index], 0)
+    counted: Int[np.ndarray, "M"], scored: Int[np.ndarray, "M_scored"]
+) -> Int[np.ndarray, "M_scored"]:
+    """How often each scored code occurs among the counted ones."""
+    codes, counts = np.unique(counted, return_counts=True)
+    index = np.minimum(np.searchsorted(codes, scored), codes.size - 1)
+    return np.where(codes[index] == scored, counts[index], 0)

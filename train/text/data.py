@@ -1,14 +1,15 @@
 """Text to token ids, and token ids to batches and evaluation windows.
 
-A text of M tokens is split by position: the first 9/10 train, the rest validates.
-With context T, one example is T + 1 consecutive tokens, so a split of M tokens has
-M − T examples, the last of which ends at the last token:
+A text is split by position: the first 9/10 of its tokens are the training split, the
+rest the validation split. With context T, an example is T + 1 consecutive tokens, so
+that a split of M tokens has M − T examples, the last of which ends at the last token:
 
     start_b ~ Uniform{0, …, M − T − 1},   batch[b, t] = tokens[start_b + t],  0 ≤ t ≤ T
 
-The starts are drawn from `fold_in(rng, step)`: a batch is a pure function of seed and
-step, so a resumed run needs no iterator state. Evaluation draws nothing: window w
-holds tokens wT … wT + T, hence every token but the first is a target exactly once.
+The starts are drawn with the key `fold_in(rng, step)`. A batch is therefore a pure
+function of seed and step, and a resumed run needs no iterator state. Evaluation is not
+random: window w consists of the tokens wT … wT + T, so that every token except the
+first is a target exactly once.
 """
 
 import dataclasses
@@ -27,14 +28,14 @@ DEFAULT_CORPUS = "pydoc_data.topics"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """A tokenized text in its two splits.
+    """A tokenized text, divided into two splits.
 
     Attributes:
-      train: int32 ids [M], the first 9/10 of the text.
-      validation: int32 ids, the rest.
-      tokenizer: what made the ids.
-      path: the file, or the name of the default corpus.
-      sha256: hexadecimal digest of the text in UTF-8.
+      train: int32 ids of the training split, the first 9/10 of the text.
+      validation: int32 ids of the validation split, the rest of the text.
+      tokenizer: the tokenizer that encoded the text.
+      path: path of the file, or the name of the default corpus.
+      sha256: hexadecimal SHA-256 digest of the text in UTF-8.
     """
 
     train: Int[np.ndarray, "M"]
@@ -45,7 +46,7 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the whole text."""
+        """Number of tokens of the whole text."""
         return self.train.size + self.validation.size
 
 
@@ -53,14 +54,16 @@ def load_text(path: str | None) -> tuple[str, str]:
     """Reads a UTF-8 text file, or the Python language reference.
 
     Args:
-      path: a file; None for the reference that ships inside CPython, whose text
+      path: path of a file; None for the reference that is part of CPython, whose text
         differs between Python releases.
 
     Returns:
-      The text, line ends untouched, and the SHA-256 of its bytes in hexadecimal.
+      The text with its original line endings, and the hexadecimal SHA-256 digest of its
+      bytes.
 
     Raises:
-      ValueError: the file is missing, unreadable, empty or not UTF-8 text.
+      ValueError: if the file does not exist, cannot be read, is empty or is not UTF-8
+        text.
     """
     raw = _python_reference() if path is None else _read(path)
     if not raw:
@@ -72,7 +75,7 @@ def load_text(path: str | None) -> tuple[str, str]:
             f"data.path {path!r} is not UTF-8 text: "
             f"byte 0x{raw[error.start]:02x} at offset {error.start}"
         ) from None
-    # A zero byte is valid UTF-8, yet text has none and most binary formats do.
+    # A zero byte is valid UTF-8, but indicates a binary format.
     if (offset := raw.find(0)) >= 0:
         raise ValueError(f"data.path {path!r} is binary: a zero byte at {offset}")
     return text, hashlib.sha256(raw).hexdigest()
@@ -90,12 +93,12 @@ def _read(path: str) -> bytes:
 
 def _python_reference() -> bytes:
     try:
-        # Half a megabyte that a run on another text need not load, and that some
-        # distributors leave out of their Python.
+        # Imported here because it is half a megabyte, which a run on another text does
+        # not need, and because some distributions of Python do not contain it.
         from pydoc_data import topics
     except ImportError:
         raise ValueError(
-            f"this Python lacks {DEFAULT_CORPUS}, the default corpus: give data.path"
+            f"this Python lacks {DEFAULT_CORPUS}, the default corpus: set data.path"
         ) from None
     return "".join(topics.topics[name] for name in sorted(topics.topics)).encode()
 
@@ -103,7 +106,7 @@ def _python_reference() -> bytes:
 def split(
     tokens: Int[np.ndarray, "M"],
 ) -> tuple[Int[np.ndarray, "M_train"], Int[np.ndarray, "M_validation"]]:
-    """Splits by position: the first 9/10 (rounded down) to train, the rest after."""
+    """Splits by position: the first 9/10, rounded down, for training, then the rest."""
     cut = tokens.size * 9 // 10
     return tokens[:cut], tokens[cut:]
 
@@ -112,16 +115,16 @@ def load_corpus(path: str | None, *, tokenizer: str, context: int) -> Corpus:
     """Reads, tokenizes and splits a text.
 
     Args:
-      path: as for `load_text`.
-      tokenizer: a name in `tokenizers.TOKENIZERS`.
-      context: T, tokens that the model sees at once.
+      path: path of a UTF-8 text file; None for the Python language reference.
+      tokenizer: 'bytes' or 'chars'.
+      context: T, the number of tokens that the model sees at once.
 
     Returns:
       The corpus.
 
     Raises:
-      ValueError: unusable text, unknown tokenizer, too few tokens for one example, or
-        nothing to predict.
+      ValueError: if the text is unusable, the tokenizer is unknown, the text has too
+        few tokens for one example of T + 1 tokens, or all its tokens are equal.
     """
     if tokenizer not in tokenizers.TOKENIZERS:
         raise ValueError(
@@ -155,17 +158,17 @@ def sample_batch(
     """Draws the batch of one step: uniform over all M - T examples, with replacement.
 
     Args:
-      tokens: the training split.
-      rng: key of the run's data; the step is folded in here.
-      step: index of the step, possibly traced.
+      tokens: token ids of the training split.
+      rng: random key of the run's data, with which the step is folded.
+      step: index of the step, which may be traced.
       batch_size: B.
       context: T.
 
     Returns:
-      Tokens; columns 0 … T - 1 are inputs and 1 … T their targets.
+      Token ids [B T+1]; columns 0 … T - 1 are the inputs and 1 … T the targets.
 
     Raises:
-      ValueError: fewer than T + 1 tokens.
+      ValueError: if there are fewer than T + 1 tokens.
     """
     num_starts = tokens.shape[0] - context
     if num_starts < 1:
@@ -182,19 +185,19 @@ def sample_batch(
 def windows(
     tokens: Int[np.ndarray, "M"], *, context: int
 ) -> tuple[Int[np.ndarray, "W {context}+1"], Bool[np.ndarray, "W {context}"]]:
-    """Cuts a split into consecutive windows that score every token but the first once.
+    """Divides a split into windows; every token except the first is a target once.
 
     Args:
-      tokens: M ids.
+      tokens: token ids of the split.
       context: T.
 
     Returns:
-      W = ceil((M - 1) / T) windows, each beginning with the last token of the one
-      before, and which of their T targets count. The last window is filled up with
-      id 0, and those targets do not count.
+      W = ⌈(M - 1) / T⌉ windows of T + 1 ids, each starting with the last token of the
+      window before; and a mask that is True where a target counts. The last window is
+      filled up with id 0, and these targets do not count.
 
     Raises:
-      ValueError: fewer than two tokens, so nothing to score.
+      ValueError: if there are fewer than 2 tokens.
     """
     num_targets = tokens.size - 1
     if num_targets < 1:
@@ -211,14 +214,14 @@ def bits_per_byte(
     *,
     tokenizer: tokenizers.Tokenizer,
 ) -> float:
-    """Converts a loss to a unit that tokenizers share.
+    """Converts a loss to bits per byte, which does not depend on the tokenizer.
 
         bits/byte = nats/token ÷ ln 2 × tokens ÷ bytes
 
     Args:
       nats_per_token: mean loss over `targets`.
-      targets: the ids that were scored, of which tokens and UTF-8 bytes are counted.
-      tokenizer: what made the ids.
+      targets: token ids of all targets, whose tokens and UTF-8 bytes are counted.
+      tokenizer: the tokenizer that encoded the targets.
 
     Returns:
       Bits per byte of text.

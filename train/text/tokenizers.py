@@ -1,7 +1,7 @@
-"""Tokenizers: text to token ids and back, without loss.
+"""Lossless tokenizers, which map text to token ids and back.
 
-bytes   id = value of a UTF-8 byte; V = 256, any text
-chars   id = rank of a character among those of a text; V = their number
+bytes   id = value of a UTF-8 byte; V = 256; encodes any text
+chars   id = rank of a character among the V distinct characters of a text
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 
 
 def check_ids(ids: ArrayLike, vocab_size: int) -> np.ndarray:
-    """Checks token ids on the host, where a wrong one can still be named.
+    """Checks token ids on the host.
 
-    Inside a compiled program an index out of range is clamped, and -1 means the last
-    row, so ids are checked before they get there.
+    A compiled program cannot raise an error: it clamps an index out of range, and
+    reads -1 as the last row. Ids are therefore checked before they are passed to one.
 
     Args:
       ids: integers of any shape.
@@ -27,7 +27,7 @@ def check_ids(ids: ArrayLike, vocab_size: int) -> np.ndarray:
       The same ids as int32.
 
     Raises:
-      ValueError: an id is outside the vocabulary, or not an integer.
+      ValueError: if an id is outside the vocabulary, or is not an integer.
     """
     array = np.asarray(ids)
     if array.size == 0:
@@ -53,32 +53,40 @@ class ByteTokenizer:
         return 256
 
     def encode(self, text: str | bytes) -> Int[np.ndarray, "M"]:
-        """The bytes of a text (UTF-8), or raw bytes, as int32 ids."""
+        """Encodes a text, as UTF-8, or raw bytes to int32 ids."""
         raw = text.encode() if isinstance(text, str) else text
         return np.frombuffer(raw, np.uint8).astype(np.int32)
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
-        """The exact inverse of `encode`; raises ValueError for an unknown id."""
+        """Decodes ids to bytes, the exact inverse of `encode`.
+
+        Raises:
+          ValueError: if an id is outside 0 … 255.
+        """
         return check_ids(ids, self.vocab_size).astype(np.uint8).tobytes()
 
     def decode(self, ids: ArrayLike) -> str:
-        """Text; each ill-formed sequence, as a cut character, becomes one U+FFFD."""
+        """Decodes ids to text; each ill-formed UTF-8 sequence becomes one U+FFFD.
+
+        Raises:
+          ValueError: if an id is outside 0 … 255.
+        """
         return self.decode_bytes(ids).decode(errors="replace")
 
     def to_json(self) -> dict[str, str]:
-        """What identifies this tokenizer, ready for JSON."""
+        """Returns the values that define this tokenizer, for JSON."""
         return {"name": "bytes"}
 
 
 @dataclasses.dataclass(frozen=True)
 class CharTokenizer:
-    """Characters as tokens: id = rank of the character among those of a text.
+    """Characters as tokens: id = rank of the character in `characters`.
 
     Attributes:
-      characters: the V distinct characters in ascending order of code point.
+      characters: V distinct characters in ascending order of code point.
 
     Raises:
-      ValueError: the characters are none, repeated or out of order.
+      ValueError: if there are no characters, or they are repeated or not in order.
     """
 
     characters: str
@@ -89,7 +97,7 @@ class CharTokenizer:
 
     @classmethod
     def of(cls, text: str) -> "CharTokenizer":
-        """The tokenizer of the characters that stand in `text`."""
+        """Makes the tokenizer of the distinct characters of a text."""
         return cls(_distinct(text))
 
     @property
@@ -98,7 +106,11 @@ class CharTokenizer:
         return len(self.characters)
 
     def encode(self, text: str) -> Int[np.ndarray, "M"]:
-        """The characters of a text as int32 ids; ValueError for an unknown one."""
+        """Encodes a text to int32 ids.
+
+        Raises:
+          ValueError: if a character of the text is not in `characters`.
+        """
         table, points = _code_points(self.characters), _code_points(text)
         ids = np.minimum(np.searchsorted(table, points), table.size - 1)
         unknown = points[table[ids] != points]
@@ -110,16 +122,24 @@ class CharTokenizer:
         return ids.astype(np.int32)
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
-        """The text of the ids in UTF-8; raises ValueError for an unknown id."""
+        """Decodes ids to text in UTF-8.
+
+        Raises:
+          ValueError: if an id is outside 0 … V-1.
+        """
         return self.decode(ids).encode()
 
     def decode(self, ids: ArrayLike) -> str:
-        """The exact inverse of `encode`; raises ValueError for an unknown id."""
+        """Decodes ids to text, the exact inverse of `encode`.
+
+        Raises:
+          ValueError: if an id is outside 0 … V-1.
+        """
         checked = check_ids(ids, self.vocab_size)
         return "".join(self.characters[i] for i in checked.flat)
 
     def to_json(self) -> dict[str, str]:
-        """What identifies this tokenizer, ready for JSON."""
+        """Returns the values that define this tokenizer, for JSON."""
         return {"name": "chars", "characters": self.characters}
 
 

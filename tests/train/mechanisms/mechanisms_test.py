@@ -8,12 +8,11 @@ from absl import flags
 
 from models import mixers
 from train import audit, cli
-from train.mechanisms import costs, properties, table
-from train.mechanisms import page as mechanism_page
+from train.mechanisms import costs, page, properties, table
 
 SUBJECTS = table.SUBJECTS
 NAMES = tuple(SUBJECTS)
-PAGE = mechanism_page.DOCUMENT.read_text(encoding="utf-8")
+PAGE = page.DOCUMENT.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -21,7 +20,7 @@ def test_as_declared_and_as_documented(name):
     """Every property is tried, what must fail too; the costs are counted anew."""
     cells = properties.examine(name)
     assert not {k: cell for k, cell in cells.items() if cell.contradiction}
-    row = mechanism_page.row(name, cells, costs.costs(name))
+    row = page.row(name, cells, costs.costs(name))
     assert row in PAGE.splitlines()
 
 
@@ -30,7 +29,7 @@ def test_the_page_has_these_rows_and_no_others():
     rows = {x.split(" | ")[0][2:]: x for x in PAGE.splitlines() if x.count(" | ") > 2}
     del rows["mechanism"], rows["---"]
     assert tuple(rows) == NAMES
-    assert mechanism_page.page(rows) == PAGE
+    assert page.page(rows) == PAGE
 
 
 def test_every_mixer_and_every_property_is_declared():
@@ -61,7 +60,7 @@ def test_a_false_declaration_is_contradicted(label, monkeypatch):
     monkeypatch.setattr(table, "SUBJECTS", false)
     cells = properties.examine(name)
     assert cells[label].contradiction
-    broken = mechanism_page.row(name, cells, costs.Costs(0, None, None, None))
+    broken = page.row(name, cells, costs.Costs(0, None, None, None))
     assert broken.count("BROKEN") == 1
 
 
@@ -106,10 +105,10 @@ def test_a_state_that_is_forgotten_is_noticed():
 def test_the_program_writes_the_page_and_judges(
     holds, must_fail, status, monkeypatch, tmp_path, capsys
 ):
-    name, page = "linear, both ways", tmp_path / "page.md"
+    name, document = "linear, both ways", tmp_path / "page.md"
     declared = {name: SUBJECTS[name]._replace(holds=holds, must_fail=must_fail)}
     monkeypatch.setattr(table, "SUBJECTS", declared)
-    monkeypatch.setattr(mechanism_page, "DOCUMENT", page)
+    monkeypatch.setattr(page, "DOCUMENT", document)
     none = costs.Costs(0, None, None, None)
     monkeypatch.setattr(costs, "costs", lambda name: none)
     values = flags.FlagValues()
@@ -118,7 +117,7 @@ def test_the_program_writes_the_page_and_judges(
     assert audit.main(values) == status
     said = capsys.readouterr().out
     assert ("must fail was declared, but it holds" in said) == bool(status)
-    assert ("**BROKEN**" in page.read_text()) == bool(status)
+    assert ("**BROKEN**" in document.read_text()) == bool(status)
 
 
 def test_all_goes_with_no_other_flag():
