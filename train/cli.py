@@ -33,22 +33,17 @@ import signal
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
 from absl import flags
-from ml_collections import config_dict
+from flax import traverse_util
+from ml_collections import config_dict, config_flags
 
 from train import config
 
 T = TypeVar("T")
-
-_PARSERS: dict[type, Callable[[], flags.ArgumentParser[Any]]] = {
-    int: flags.IntegerParser,
-    float: flags.FloatParser,
-    str: flags.ArgumentParser,
-}
 
 
 class UsageError(ValueError):
@@ -103,7 +98,8 @@ def run(
 def define_config(values: flags.FlagValues, cls: type) -> None:
     """Defines `--config=FILE[:VARIANT]` and a typed `--config.FIELD` for every field.
 
-    The word none, in any case, sets a field to None whose annotation allows it.
+    ml_collections defines the fields and parses what is given for them. The word none,
+    in any case, sets a field to None whose annotation allows it.
 
     Args:
       values: where to define them.
@@ -117,15 +113,28 @@ def define_config(values: flags.FlagValues, cls: type) -> None:
         "get_config('VARIANT')",
         flag_values=values,
     )
-    for path, leaf_type, optional, text in config.fields(cls):
-        name = f"config.{path}"
-        if leaf_type is bool:
-            flags.DEFINE_bool(name, None, text, flag_values=values)
-            continue
-        parser = _PARSERS[leaf_type]()
-        if optional:
-            parser = _OrNone(parser)
-        flags.DEFINE(parser, name, None, text, flag_values=values)
+    leaves = list(config.fields(cls))
+    # ml_collections takes types from a ConfigDict's values. This one has the declared
+    # types and no values, because in a file an int may stand for a float.
+    placeholders = {
+        path: config_dict.placeholder(_OR_NONE[leaf_type] if optional else leaf_type)
+        for path, leaf_type, optional, _ in leaves
+    }
+    fields = flags.FlagValues()
+    # It defines the fields that it sees in sys_argv. It is shown all of them: --help
+    # lists them all, and they may precede --config.
+    config_flags.DEFINE_config_dict(
+        "config",
+        config_dict.ConfigDict(
+            traverse_util.unflatten_dict(placeholders, sep="."), type_safe=False
+        ),
+        flag_values=fields,
+        sys_argv=[f"--config.{path}" for path in placeholders],
+    )
+    for leaf in leaves:
+        flag = fields[f"config.{leaf.path}"]
+        flag.help = leaf.help
+        values[flag.name] = flag
 
 
 def workdir(
@@ -180,8 +189,28 @@ class _OrNone(flags.ArgumentParser[Any]):
         return f"{self._parser.flag_type()} or none"
 
 
+# What ml_collections holds to be the type of a field annotated `type | None`.
+_OR_NONE: Mapping[type, type] = types.MappingProxyType(
+    {
+        leaf_type: config_flags.register_flag_parser_for_type(
+            type(f"{leaf_type.__name__} or none", (), {}), _OrNone(parser)
+        )
+        for leaf_type, parser in (
+            (int, flags.IntegerParser()),
+            (float, flags.FloatParser()),
+            (str, flags.ArgumentParser()),
+        )
+    }
+)
+
+
 class _ConfigFile(flags.ArgumentParser[config_dict.ConfigDict]):
-    """Turns FILE or FILE:VARIANT into what its get_config() returns."""
+    """Turns FILE or FILE:VARIANT into what its get_config() returns.
+
+    ml_collections' own parser calls the deprecated `load_module`, which leaves the
+    module in `sys.modules`: a later file without a get_config() has that of the first.
+    Nor does it say in which line of the file an error lies.
+    """
 
     def parse(self, argument: str) -> config_dict.ConfigDict:
         path, *variant = argument.split(":", 1)

@@ -228,6 +228,20 @@ def test_a_config_file_from_elsewhere(read, tmp_path):
     assert settings.model.scale == 2.5
 
 
+def test_config_files_share_nothing(read, refused, tmp_path):
+    """A file is no module, and one program's overrides are not the next one's."""
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text("from configs.shakespeare_char import get_config")
+    second.write_text("from configs import tiny_lm")
+    settings, _ = read(f"--config={first}", "--config.train.steps=7")
+    assert settings.train.steps == 7
+    modules = set(sys.modules)
+    settings, _ = read(f"--config={first}")
+    assert settings.train.steps == 2000
+    assert set(sys.modules) == modules
+    assert "has no attribute 'get_config'" in refused(f"--config={second}")
+
+
 def test_flagfile(read, tmp_path):
     path = tmp_path / "flags"
     path.write_text(f"{CONFIG}\n--config.train.steps=7\n--workdir=here\n")
