@@ -48,11 +48,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return check(*args, **kwargs)
         except beartype.roar.BeartypeCallHintParamViolation:
-            # jaxtyping passes the result too, by a name that begins with ret.
-            named = {
-                key: x if key.startswith("ret") else _as_jax(x)
-                for key, x in kwargs.items()
-            }
+            # The result is passed too: what comes in as NumPy may leave as NumPy.
+            named = {key: _as_jax(x) for key, x in kwargs.items()}
             return check(*map(_as_jax, args), **named)
         finally:
             random.setstate(state)

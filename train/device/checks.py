@@ -120,7 +120,7 @@ CASES = tuple(cases(8, 8))
 
 def oracle(
     arrays: Sequence[Any], visible: Bool[np.ndarray, "#B #N #T S"]
-) -> list[Float[np.ndarray, "B L N H"]]:
+) -> list[Float[np.ndarray, "B L _ H"]]:
     """Computes output and gradients of query, key and value in float64.
 
     Args:

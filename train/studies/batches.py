@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from train.lm import loss
 from train.studies import tasks
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     mask: Bool[Array, "B T"]
 
 
-def split_rng(seed: int | Int[Array, ""], split: str) -> Array:
+def split_rng(seed: int | Integer[Array, ""], split: str) -> Array:
     """Makes the key of a split.
 
     Args:

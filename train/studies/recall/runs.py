@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Integer
 
 from models import config as model_config
 from models import transformer
@@ -189,7 +189,7 @@ def _right(model: transformer.CausalLM) -> Callable[..., Any]:
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def _judged(
-    task: tasks.Task, seeds: Int[Array, "R"], split: str, size: int, index: Array
+    task: tasks.Task, seeds: Integer[Array, "R"], split: str, size: int, index: Array
 ) -> batches.Batch:
     """Draws the rows [R B T] of a split on which each run is judged, by its seed."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.train import study_test
-from train.studies import batches, tasks
+from train.studies import batches, sweep, tasks
 from train.studies.recall import by_distance, claims, picture, runs, summary, table
 
 SETTINGS = study_test.settings()
@@ -157,7 +157,7 @@ def swept(rate, accuracy, steps):
 
 
 @pytest.mark.parametrize(
-    ("sweep", "rate"),
+    ("rows", "rate"),
     [
         ([swept(0.1, 0.5, 9), swept(0.2, 0.7, 9), swept(0.3, 0.6, 9)], 0.2),
         # Beyond the goal of 0.9 the faster one.
@@ -168,8 +168,8 @@ def swept(rate, accuracy, steps):
         ([swept(0.1, 1.0, 1), swept(0.1, 0.9, 9), swept(0.2, 0.9, 8)], 0.2),
     ],
 )
-def test_the_rate_is_chosen_by_accuracy_then_by_speed(sweep, rate):
-    assert runs.choose(sweep, goal=0.9) == rate
+def test_the_rate_is_chosen_by_accuracy_then_by_speed(rows, rate):
+    assert runs.choose(rows, goal=0.9) == rate
 
 
 class Scripted(runs.Program):
@@ -208,10 +208,10 @@ def test_runs_stop_at_the_goal(groups, used, looks):
         shares = script[len(seen) - 1]
         return np.arange(100)[None, None] < shares[:, None, None]
 
-    state = types.SimpleNamespace(params=None)
+    begun = sweep.Runs(state=types.SimpleNamespace(params=None), rng=None, factor=None)
     program = Scripted(settings, steps, right, lambda *arguments: None)
     _, steps_used, accuracy = runs.train(
-        program, state, [1, 2, 3, 4], "", groups=groups
+        program, begun, [1, 2, 3, 4], "", groups=groups
     )
     assert steps_used == used and len(seen) == looks
     np.testing.assert_allclose(accuracy, script[looks - 1] / 100)
