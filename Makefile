@@ -2,13 +2,13 @@
 # make test     format, lint, types and every test
 # make mutants  which small wrong edits of attention/ and models/ the tests notice
 #
-# make test TYPES=on also checks every annotated signature while the tests run.
+# make test TYPES=off runs the tests without a check of every annotated signature.
 # All first install pinned versions into .venv. PYTHON=python3.12 picks another Python
 # for a new .venv.
 
 PYTHON := python3
 BIN := .venv/bin
-TYPES := off
+TYPES := on
 INSTALLED := .venv/installed
 
 .PHONY: train test mutants

@@ -20,7 +20,7 @@ def complaint(f, *args):
     return None
 
 
-@pytest.mark.skipif(not HOOKED, reason="needs TYPES=on")
+@pytest.mark.skipif(not HOOKED, reason="switched off by TYPES=off")
 def test_a_call_that_breaks_an_annotation_raises():
     scores, mask = jnp.zeros((2, 3)), jnp.zeros(3, jnp.int32)
     assert "parameter 'mask'" in complaint(softmax.masked_softmax, scores, mask)

@@ -8,6 +8,8 @@ Compiling is most of the suite's time. Compiled programs are therefore kept in
 `.jax_cache`, where the workers of one run, the processes that tests start and the next
 run find them; jax reads these settings from the environment, which processes inherit.
 The folder may be deleted at any time.
+
+Every annotated signature is checked at each call, unless TYPES=off.
 """
 
 import os
@@ -36,7 +38,7 @@ _DAYS_KEPT = 14
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-if os.environ.get("TYPES") == "on":
+if os.environ.get("TYPES") != "off":
     annotations.install()
 
 
