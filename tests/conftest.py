@@ -4,10 +4,11 @@ Tests marked `x64` need float64 arrays, which jax switches on for a whole proces
 plain run leaves them out and tests/x64_test.py runs them in a process of their own;
 `pytest -m x64 tests/NAME_test.py` runs those of one file.
 
-Compiling is most of the suite's time. Compiled programs are therefore kept in
-`.jax_cache`, where the workers of one run, the processes that tests start and the next
-run find them; jax reads these settings from the environment, which processes inherit.
-The folder may be deleted at any time.
+Compiling is most of the suite's time. XLA is therefore asked to do it quickly, but for
+what `compiling.as_users_do` compiles. Compiled programs are kept in `.jax_cache`, where
+the workers of one run, the processes that tests start and the next run find them; jax
+reads these settings from the environment, which processes inherit. The folder may be
+deleted at any time.
 
 Every annotated signature is checked at each call, unless TYPES=off.
 """
@@ -30,7 +31,9 @@ import hypothesis
 import jax
 import pytest
 
-from tests.support import annotations
+from tests.support import annotations, compiling
+
+os.environ["XLA_FLAGS"] = f"{compiling.QUICK_FLAGS} {os.environ.get('XLA_FLAGS', '')}"
 
 _COMPILED = pathlib.Path(__file__).parent.parent / ".jax_cache"
 _DAYS_KEPT = 14

@@ -14,11 +14,11 @@ import numpy as np
 import attention
 from attention import masks
 from tests.contract import subjects, values
-from tests.support import oracle
+from tests.support import compiling, oracle
 
 B, T, N, H, K = subjects.B, subjects.T, subjects.N, subjects.H, subjects.K
 S = T
-quick, worst = values.quick, values.worst
+worst = values.worst
 
 _RNG = np.random.default_rng(7)
 BIAS, SINKS = _RNG.normal(size=(B, N, T, S)), _RNG.normal(size=N)
@@ -118,7 +118,7 @@ def answers(subject, arguments, dtype):
     others = {k: x for k, x in arguments.items() if k not in ARRAYS}
     given = rounded({k: x for k, x in arguments.items() if k in ARRAYS}, dtype)
 
-    @jax.jit
+    @compiling.as_users_do
     def both(inputs, given):
         def attend(inputs, given):
             return subject.attend(*inputs, **given, **others, return_residual=True)
@@ -154,7 +154,7 @@ def _plain_dense(dtype):
         out = jnp.einsum("bkgts,bskd->btkgd", weights, value)
         return out.reshape(B, T, N, H)
 
-    @jax.jit
+    @compiling.as_users_do
     def both(bias, sinks, *others):
         out, backward = jax.vjp(lambda *x: attend(*x, *others), *inputs, bias, sinks)
         return out, *backward(jnp.asarray(output_gradient))
@@ -210,7 +210,7 @@ def within_budget(subject, *, feature, dtype="float32"):
         np.asarray(lse, np.float64), wanted["lse"], rtol=few, atol=few
     )
     ours = rounded(ours, dtype)
-    weights = quick(functools.partial(attention.attention_weights, **ours))(
+    weights = jax.jit(functools.partial(attention.attention_weights, **ours))(
         *arrays(dtype)[:2]
     )
     assert weights.dtype == (dtype if dtype == "float64" else "float32")

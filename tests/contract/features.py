@@ -10,11 +10,11 @@ import attention
 from attention import masks
 from tests.contract import budget, subjects
 from tests.contract import values as contract_values
-from tests.support import oracle
+from tests.support import compiling, oracle
 
 B, T, N, H, K = subjects.B, subjects.T, subjects.N, subjects.H, subjects.K
 S = T
-quick, worst = contract_values.quick, contract_values.worst
+worst = contract_values.worst
 arrays, BIAS = budget.arrays, budget.BIAS
 MASKS, SHOWN = budget.MASKS, budget.SHOWN
 KEY_LENGTHS = MASKS["key_value_seq_lengths"]
@@ -25,7 +25,7 @@ def log_sum_exp_gradient(subject):
     """∂ lse / ∂ bias = w and ∂ lse / ∂ q = scale · w k; 0 where nothing is seen."""
     query, key, value, _ = arrays("float32")
 
-    @quick
+    @jax.jit
     def gradients(query, bias):
         def total(query, bias):
             _, lse = subject.attend(
@@ -50,7 +50,7 @@ def other_width(subject):
         9, (2, 3, N, H), (2, 5, K, H), (2, 5, K, 6), (2, 3, N, 6)
     )
 
-    @quick
+    @jax.jit
     def both(*inputs):
         out, backward = jax.vjp(subject.attend, *inputs)
         return out, *backward(jnp.asarray(output_gradient))
@@ -69,7 +69,9 @@ def means_of_values(subject, *, sizes):
     query, key, value, _ = arrays("float32")
     values = np.repeat(value, N // K, axis=2).swapaxes(1, 2)[:, :, None]
     for arguments, shown in ((MASKS, SHOWN), ({}, np.ones_like(SHOWN))):
-        attend = jax.jit(functools.partial(subject.attend, scale=0.7, **arguments))
+        attend = compiling.as_users_do(
+            functools.partial(subject.attend, scale=0.7, **arguments)
+        )
         sees = shown.any(-1).swapaxes(1, 2)[..., None]
         top, bottom = (
             extreme(np.where(shown[..., None], values, hidden), axis=3).swapaxes(1, 2)
@@ -90,7 +92,7 @@ def sinks(subject):
     """Within the budget; and of any size: a huge one takes all, a tiny one nothing."""
     budget.within_budget(subject, feature="sinks")
     query, key, value, _ = arrays("float32")
-    attend = quick(functools.partial(subject.attend, return_residual=True))
+    attend = jax.jit(functools.partial(subject.attend, return_residual=True))
     plain, lse = attend(query, key, value)
     out, residual = attend(query, key, value, sinks=np.full(N, 1e4, "float32"))
     assert np.all(np.asarray(out) == 0) and np.all(np.asarray(residual) == 1e4)
@@ -107,7 +109,7 @@ def leading_dimensions(subject):
     query, key, value, _ = (x.reshape(2, 2, *x.shape[1:]) for x in arrays("float32"))
     array = budget.ARRAY.reshape(2, 2, N, T, S)[:, :1]
     bias = np.float32(BIAS).reshape(2, 2, N, T, S)[:1, :, :1]
-    out = quick(subject.attend)(query, key, value, bias, array)
+    out = jax.jit(subject.attend)(query, key, value, bias, array)
     full = [np.broadcast_to(x, (2, 2, N, T, S)) for x in (array, bias)]
     shown, bias = (x.reshape(B, N, T, S) for x in full)
     wanted = oracle.attention(*arrays("float32")[:3], visible=shown, bias=bias)
@@ -118,7 +120,7 @@ def grouped_heads(subject):
     """case B032: head n reads key head n // G, never n % K."""
     for heads, values in ((4, [10, 20]), (6, [10, 20]), (3, [10]), (2, [10, 20])):
         query, key = np.zeros((1, 1, heads, 1)), np.zeros((1, 1, len(values), 1))
-        out = quick(subject.attend)(
+        out = jax.jit(subject.attend)(
             np.float32(query), np.float32(key), np.float32(values).reshape(key.shape)
         )
         np.testing.assert_allclose(
@@ -167,7 +169,7 @@ def padding_reaches_nothing(subject):
     }
     for say in SAID.values():
 
-        @quick
+        @jax.jit
         def both(inputs, keys, queries, say=say):
             def attend(*inputs):
                 out, lse = subject.attend(
@@ -205,7 +207,7 @@ def no_keys(subject):
         query = np.ones((2, length, N, H), "float32")
         key = np.ones((2, key_length, K, H), "float32")
 
-        @quick
+        @jax.jit
         def both(*inputs):
             out, backward = jax.vjp(attend, *inputs)
             return out, *backward(jnp.ones_like(out))
@@ -223,7 +225,7 @@ def dropout(subject):
     *inputs, output_gradient = arrays("float32")
     options = {"dropout_rate": 0.25, "dropout_rng": jax.random.key(3)}
 
-    @quick
+    @jax.jit
     def both(*inputs):
         out, backward = jax.vjp(functools.partial(subject.attend, **options), *inputs)
         return out, *backward(jnp.asarray(output_gradient))

@@ -12,7 +12,7 @@ from attention import masks
 from tests.contract import budget, subjects, values
 
 answers, inputs = values.answers, values.inputs
-both_of, quick = values.both_of, values.quick
+both_of = values.both_of
 
 
 def assert_close(found, wanted, atol=2e-6):
@@ -58,7 +58,7 @@ def vmap(subject):
         return subject.apply(parameters, x, given)
 
     twice = jax.vmap(jax.vmap(apply, in_axes=(0, None)), in_axes=(None, 0))
-    found, one = quick(twice)(x, lengths), quick(apply)
+    found, one = jax.jit(twice)(x, lengths), jax.jit(apply)
     for i, j in np.ndindex(2, 2):
         assert_close(found[i, j], one(x[j], lengths[i]))
 
@@ -66,7 +66,7 @@ def vmap(subject):
 def vmap_of_grad(subject):
     """case B078: gradients by everything, of two inputs at once."""
     parameters, x, given, each = stacked(subject)
-    found = quick(jax.vmap(both_of(subject), in_axes=(None, 0, None)))(
+    found = jax.jit(jax.vmap(both_of(subject), in_axes=(None, 0, None)))(
         parameters, x, given
     )
     for i in range(2):
@@ -80,8 +80,8 @@ def jacobian(subject):
     def row(x):
         return subject.apply(parameters, x, given)[2, 1, :3]
 
-    found = quick(jax.jacrev(row))(x)
-    one = quick(jax.grad(lambda x, i: row(x)[i]))
+    found = jax.jit(jax.jacrev(row))(x)
+    one = jax.jit(jax.grad(lambda x, i: row(x)[i]))
     for i in range(3):
         assert_close(one(x, i), found[i])
     # No other row reaches this one.
@@ -93,7 +93,7 @@ def second_derivatives(subject):
     """Forward over reverse mode: symmetric, and the slope of the gradient."""
     parameters, x, given = inputs(subject)
 
-    @quick
+    @jax.jit
     def gradient_and_slope(x, direction):
         def loss(x):
             return jnp.sum(subject.apply(parameters, x, given) ** 2)
@@ -115,7 +115,7 @@ def second_derivatives(subject):
 def remat(subject):
     """jax.checkpoint changes neither values nor gradients."""
 
-    @quick
+    @jax.jit
     def both(parameters, x, given):
         fn = jax.checkpoint(functools.partial(subject.apply, given=given))
         out, backward = jax.vjp(fn, parameters, x)
@@ -128,7 +128,7 @@ def scan(subject):
     """A loop of two steps, with its gradients by parameters and inputs."""
     parameters, x, given, each = stacked(subject)
 
-    @quick
+    @jax.jit
     def both(parameters, x, given):
         def total(parameters, x):
             def step(total, x):
@@ -159,7 +159,7 @@ def shard_map(subject):
         in_specs=(everywhere, rows, rows),
         out_specs=(rows, (everywhere, rows)),
     )
-    assert_close(quick(sharded)(*inputs(subject)), answers(subject))
+    assert_close(jax.jit(sharded)(*inputs(subject)), answers(subject))
 
 
 def same_dtype(subject):
@@ -182,7 +182,7 @@ def decoding(subject):
     """One query a step, at a traced offset, is a row of the full answer."""
     query, key, value, _ = budget.arrays("float32")
 
-    @quick
+    @jax.jit
     def step_by_step(query, key, value):
         def step(offset, query):
             mask = masks.sliding_window(3, offset=offset)
@@ -192,7 +192,7 @@ def decoding(subject):
         _, outs = jax.lax.scan(step, jnp.int32(0), jnp.moveaxis(query, 1, 0))
         return jnp.moveaxis(outs, 0, 1)
 
-    full = quick(functools.partial(subject.attend, local_window_size=(2, 0)))
+    full = jax.jit(functools.partial(subject.attend, local_window_size=(2, 0)))
     assert_close(step_by_step(query, key, value), full(query, key, value))
 
 
@@ -209,7 +209,7 @@ def one_trace(subject):
     parameters, x, _ = inputs(subject)
     chex.clear_trace_counter()
 
-    @quick
+    @jax.jit
     @functools.partial(chex.assert_max_traces, n=2)
     def apply(x, mask):
         return subject.apply(parameters, x, subjects.Given(mask=mask))

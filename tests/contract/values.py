@@ -7,42 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.contract import subjects
+from tests.support import compiling
 
 B, T, N, H, K = subjects.B, subjects.T, subjects.N, subjects.H, subjects.K
 # Keys of each row that count; the rest is padding.
 LENGTHS = np.array([4, 2, 3, 1], np.int32)
 
 
-def quick(fn):
-    """Compiles fn four times as fast, to code that is slower.
-
-    For programs of a few numbers that run once, where rounding is not the question.
-    """
-    return jax.jit(fn, compiler_options=_quick_options())
-
-
-@functools.cache
-def _quick_options():
-    """Both, or only the first where XLA no longer has the second."""
-    options = {"xla_backend_optimization_level": 0}
-    more = options | {"xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda: 0, compiler_options=more)()
-    except jax.errors.JaxRuntimeError:
-        return options
-    return more
-
-
 @functools.cache
 def compiled(subject):
     """`subject.apply` as users compile it, with one cache of programs."""
-    return jax.jit(subject.apply)
+    return compiling.as_users_do(subject.apply)
 
 
 @functools.cache
 def quickly(subject):
     """`subject.apply`, compiled for one run or two."""
-    return quick(subject.apply)
+    return jax.jit(subject.apply)
 
 
 def both_of(subject):
@@ -60,7 +41,7 @@ def both_of(subject):
 @functools.cache
 def compiled_both(subject):
     """`both_of(subject)` as users compile it, with one cache of programs."""
-    return jax.jit(both_of(subject))
+    return compiling.as_users_do(both_of(subject))
 
 
 @functools.cache
@@ -94,7 +75,7 @@ def of_oracle(subject, *, dtype="float32", atol=1e-5, gradient_atol=1e-5):
     """
     parameters, x, given = inputs(subject, dtype=dtype)
     out, gradients = compiled_both(subject)(parameters, x, given)
-    weights = quick(subject.weights)(parameters, x, given)
+    weights = jax.jit(subject.weights)(parameters, x, given)
     at = wide((parameters, x))
     wanted, wanted_weights = subject.by_hand(*at, given)
     largest = max(1, np.max(np.abs(wanted)))
@@ -162,7 +143,7 @@ def of_one_token(subject):
 def of_nothing(subject):
     """No tokens or no rows: empty outputs, and gradients of 0."""
     parameters, x, _ = inputs(subject)
-    both = quick(both_of(subject))
+    both = jax.jit(both_of(subject))
     for empty in (x[:, :0], x[:0]):
         given = subjects.Given(lengths=np.zeros(len(empty), np.int32))
         out, gradients = both(parameters, empty, given)
