@@ -175,6 +175,34 @@ DECLARED = {
     ("language model", "leading dimensions"): NotApplicable("it takes [B T E] only"),
     ("language model", "one trace"): NotApplicable("it makes its mask itself"),
 }
+# Of four queries and keys the default is one block: here are 2 x 2, the last ragged.
+BLOCKS = {"flash in blocks": functools.partial(flash.attention, sizes=(3, 2))}
+ROWS = {**attention.IMPLEMENTATIONS, **BLOCKS}
+# These cannot tell one block from several: the subject with several tries them.
+WHATEVER_BLOCKS = (
+    "grouped heads",
+    "independent rows",
+    "permutation equivariant",
+    "shift invariant",
+    "deterministic",
+    "old and new keys",
+    "vmap",
+    "vmap of grad",
+    "jacobian",
+    "second derivatives",
+    "remat",
+    "scan",
+    "shard_map",
+    "same dtype",
+    "no leaked tracers",
+    "one trace",
+    "jit = eager",
+    "fake_jit",
+)
+DECLARED |= {
+    ("flash", name): NotApplicable("flash in blocks tries it")
+    for name in WHATEVER_BLOCKS
+}
 
 
 def of_implementation(name):
@@ -183,9 +211,6 @@ def of_implementation(name):
     return subjects.Implementation(name, lacks)
 
 
-# Of four queries and keys the default is one block: here are 2 x 2, the last ragged.
-BLOCKS = {"flash in blocks": functools.partial(flash.attention, sizes=(3, 2))}
-ROWS = {**attention.IMPLEMENTATIONS, **BLOCKS}
 SUBJECTS = (
     *map(of_implementation, ROWS),
     *module_subjects.MODULES,
