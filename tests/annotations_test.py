@@ -52,6 +52,17 @@ def test_a_result_that_breaks_an_annotation_raises(ones):
     assert complaint(checked, ones(3, "float32")) is None
 
 
+@pytest.mark.skipif(not HOOKED, reason="switched off by TYPES=off")
+def test_of_a_long_test_only_the_first_calls_are_checked():
+    scores = jnp.zeros((2, 3))
+    annotations.calls[0] = annotations.MOST_CALLS - 1
+    assert complaint(softmax.masked_softmax, scores, scores) is not None
+    assert complaint(softmax.masked_softmax, scores, scores > 0) is None
+    assert jaxtyping.config.jaxtyping_disable
+    annotations.begin_test()
+    assert complaint(softmax.masked_softmax, scores, scores) is not None
+
+
 def test_what_a_test_expects_to_be_refused_is_refused_by_the_code_itself():
     with pytest.raises(TypeError, match="JAX value"):
         softmax.masked_softmax("scores")

@@ -53,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
         _forget_old_programs()
 
 
+def pytest_runtest_setup() -> None:
+    """What each test calls is checked anew."""
+    annotations.begin_test()
+
+
 def _forget_old_programs() -> None:
     """Every edit of the source leaves programs that no run asks for again."""
     for program in _COMPILED.glob("*-cache"):

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 PACKAGES = ["attention", "models", "train"]
+# Checks of one test, and how many of them are made so far; a call takes about two.
+MOST_CALLS, calls = 10_000, [0]
 _raises = pytest.raises
 _generator = random.Random(0)
 # As in PEP 484, an int will do where a float is expected.
@@ -30,6 +32,12 @@ def install() -> None:
     """Checks every function of the packages that is imported from now on."""
     jaxtyping.install_import_hook(PACKAGES, f"{__name__}.checked")
     pytest.raises = raises  # type: ignore[assignment]
+
+
+def begin_test() -> None:
+    """Checks the first calls of the next test; later ones repeat them in loops."""
+    calls[0] = 0
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,6 +57,9 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def check_arrays(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == MOST_CALLS:
+            jaxtyping.config.update("jaxtyping_disable", True)
         try:
             return check(*args, **kwargs)
         except beartype.roar.BeartypeCallHintParamViolation:
