@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,7 +134,7 @@ def test_padding_reaches_nothing(bad):
             )
         wanted = outputs_and_gradients(tuple(clean), mask, token_mask)
         found = outputs_and_gradients(tuple(dirty), mask, token_mask)
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        chex.assert_trees_all_equal(found, wanted)
         for gradient in found[2][1:3]:
             assert np.all(np.asarray(gradient)[hidden] == 0)
 

@@ -6,6 +6,7 @@ Those of features as they are: tests/attention/linear_test.py.
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -186,8 +187,7 @@ def test_padded_keys_reach_nothing(is_causal):
     for padding in (np.nan, np.inf, 1e9):
         query, *rest = inputs
         found = both(query, *(np.where(hole, np.float32(padding), x) for x in rest))
-        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_array_equal(x, y)
+        chex.assert_trees_all_equal(found, wanted)
     out, (by_query, by_key, by_value) = (jax.tree.map(np.asarray, x) for x in wanted)
     for x in (by_key, by_value):
         assert np.all(np.isfinite(x))

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ def test_flax_parameters_give_flax_outputs(use_bias, normalize_qk, cross):
     found, our_variables = ours.init_with_output(
         jax.random.key(0), *inputs, mask=None if cross else masks.causal()
     )
-    jax.tree.map(np.testing.assert_array_equal, our_variables, variables)
+    chex.assert_trees_all_equal(our_variables, variables)
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 

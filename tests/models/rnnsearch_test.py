@@ -1,5 +1,6 @@
 """The first network with attention, against loops written from its paper."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,7 +121,7 @@ def gradients(variables, source):
 def test_gradients_are_finite_beside_padding():
     found = gradients(VARIABLES, jnp.where(REAL_SOURCE, SOURCE, -1))
     other = gradients(VARIABLES, jnp.where(REAL_SOURCE, SOURCE, 3))
-    jax.tree.map(np.testing.assert_array_equal, found, other)
+    chex.assert_trees_all_equal(found, other)
     for path, gradient in jax.tree_util.tree_leaves_with_path(found):
         name = jax.tree_util.keystr(path)
         assert np.isfinite(gradient).all(), name

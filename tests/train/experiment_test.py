@@ -1,5 +1,6 @@
 """A whole run, small: what it leaves behind, how it continues, what it refuses."""
 
+import contextlib
 import json
 import math
 import pathlib
@@ -74,6 +75,16 @@ def finished(tmp_path_factory, text):
     return path
 
 
+@contextlib.contextmanager
+def restored(file):
+    """Gives a file of the finished run its text back."""
+    text = file.read_text()
+    try:
+        yield text
+    finally:
+        file.write_text(text)
+
+
 def test_report_says_what_design_promises(finished, text):
     report = json.loads((finished / "report.json").read_text())
     assert report["steps"] == 12
@@ -113,29 +124,25 @@ def test_workdir_holds_what_design_promises(finished):
 
 
 def test_rerun_of_a_finished_run_changes_no_result(finished, text, monkeypatch, capsys):
-    backup = (finished / "report.json").read_text()
     lines = (finished / "metrics.jsonl").read_text()
     # That an audit repeats itself is the next test.
     monkeypatch.setattr(causality, "prove", lambda *arguments: [])
     monkeypatch.setattr(causality, "draw", lambda *arguments: None)
-    try:
+    with restored(finished / "report.json") as before:
         # Without a proof there is no verdict.
         assert run(monkeypatch, main, *flags_for(finished, text)) == 1
         after = json.loads((finished / "report.json").read_text())
-    finally:
-        (finished / "report.json").write_text(backup)
     assert "continuing from step 12 of 12" in capsys.readouterr().out
-    assert after["val_loss"] == json.loads(backup)["val_loss"]
+    assert after["val_loss"] == json.loads(before)["val_loss"]
     assert (finished / "metrics.jsonl").read_text() == lines
 
 
 def test_a_loss_too_good_for_text_is_accused(finished, text, monkeypatch):
     """Case B096: by the run, and still by a later audit, whatever the proofs say."""
-    backup = (finished / "report.json").read_text()
     clear = dependence.Proof("edits", "clear", "by hand", {}, {})
     monkeypatch.setattr(causality, "prove", lambda *arguments: [clear])
     monkeypatch.setattr(causality, "draw", lambda *arguments: None)
-    try:
+    with restored(finished / "report.json"):
         assert run(monkeypatch, audit, f"--workdir={finished}") == 0
         monkeypatch.setattr(experiment, "validation_loss", lambda *arguments: 0.1)
         trigram = dict.fromkeys(("uniform", "unigram", "bigram", "trigram"), 1.0)
@@ -146,8 +153,6 @@ def test_a_loss_too_good_for_text_is_accused(finished, text, monkeypatch):
         report = json.loads((finished / "report.json").read_text())
         assert report["causality"]["probes"][-1]["name"] == "loss"
         assert run(monkeypatch, audit, f"--workdir={finished}") == 1
-    finally:
-        (finished / "report.json").write_text(backup)
 
 
 def test_audit_of_a_workdir(finished, monkeypatch, capsys):
@@ -167,12 +172,9 @@ def test_audit_sees_a_model_that_looks_ahead(finished, monkeypatch, capsys):
         "keys and values",
     )
     monkeypatch.setattr(mixers, "MIXERS", {"softmax": ahead})
-    backup = (finished / "report.json").read_text()
-    try:
+    with restored(finished / "report.json"):
         assert run(monkeypatch, audit, f"--workdir={finished}") == 1
         report = json.loads((finished / "report.json").read_text())
-    finally:
-        (finished / "report.json").write_text(backup)
     out = capsys.readouterr().out
     assert "FAILED  edits: output 0 depends on input 1" in out
     assert "FAILED  gradients" in out
@@ -183,11 +185,8 @@ def test_audit_sees_a_model_that_looks_ahead(finished, monkeypatch, capsys):
 def test_audit_sees_labels_that_are_not_shifted(finished, monkeypatch, capsys):
     """Edits and gradients cannot see them; learning on random tokens does."""
     monkeypatch.setattr(loss, "next_token", loss.same_token)
-    backup = (finished / "report.json").read_text()
-    try:
+    with restored(finished / "report.json"):
         assert run(monkeypatch, audit, f"--workdir={finished}") == 1
-    finally:
-        (finished / "report.json").write_text(backup)
     out = capsys.readouterr().out
     assert "passed  edits" in out
     assert "passed  gradients" in out
@@ -269,13 +268,10 @@ def test_a_workdir_that_cannot_be(text, monkeypatch, capsys, path, words):
 
 @pytest.mark.parametrize("name", ["config.json", "corpus.json", "metrics.jsonl"])
 def test_a_damaged_workdir_is_named(finished, text, monkeypatch, capsys, name):
-    backup = (finished / name).read_text()
-    try:
-        (finished / name).write_text('{"step": 1\n' + backup)
+    with restored(finished / name) as before:
+        (finished / name).write_text('{"step": 1\n' + before)
         assert run(monkeypatch, main, *flags_for(finished, text)) == 2
         assert f"{name} is damaged" in capsys.readouterr().err
-    finally:
-        (finished / name).write_text(backup)
 
 
 @pytest.mark.parametrize("program", [main, audit, benchmark])
@@ -332,12 +328,10 @@ def test_a_workdir_of_another_run(finished, text, monkeypatch, capsys):
 
 
 def test_a_text_that_has_changed(finished, text, monkeypatch, capsys):
-    try:
+    with restored(text):
         text.write_text(TEXT + "!")
         assert run(monkeypatch, audit, f"--workdir={finished}") == 2
         assert "is not the one of this run" in capsys.readouterr().err
-    finally:
-        text.write_text(TEXT)
 
 
 def test_audit_of_no_run(tmp_path, monkeypatch, capsys):
