@@ -112,13 +112,13 @@ def of_loop(arguments, dtype):
     )
 
 
-def answers(subject, arguments, dtype):
+def answers(subject, arguments, dtype, *, compile):
     """Outputs, log-sum-exp and gradients, under the oracle's names."""
     *inputs, output_gradient = arrays(dtype)
     others = {k: x for k, x in arguments.items() if k not in ARRAYS}
     given = rounded({k: x for k, x in arguments.items() if k in ARRAYS}, dtype)
 
-    @compiling.as_users_do
+    @compile
     def both(inputs, given):
         def attend(inputs, given):
             return subject.attend(*inputs, **given, **others, return_residual=True)
@@ -132,7 +132,7 @@ def answers(subject, arguments, dtype):
 
 
 @functools.cache
-def _plain_dense(dtype):
+def _plain_dense(dtype, compile):
     """jax.nn's roundings, with room for what it does not have; compiled once."""
     *inputs, output_gradient = arrays(dtype)
 
@@ -154,7 +154,7 @@ def _plain_dense(dtype):
         out = jnp.einsum("bkgts,bskd->btkgd", weights, value)
         return out.reshape(B, T, N, H)
 
-    @compiling.as_users_do
+    @compile
     def both(bias, sinks, *others):
         out, backward = jax.vjp(lambda *x: attend(*x, *others), *inputs, bias, sinks)
         return out, *backward(jnp.asarray(output_gradient))
@@ -162,7 +162,7 @@ def _plain_dense(dtype):
     return both
 
 
-def of_plain_dense(arguments, dtype):
+def of_plain_dense(arguments, dtype, *, compile):
     """Its answers; what is not asked for is 0, absent or without effect."""
     b, n, i, j = np.ogrid[:B, :N, :T, :S]
     factor, shift = 1 + 0 * n, 0 * (b + i + j)
@@ -176,7 +176,7 @@ def of_plain_dense(arguments, dtype):
         "softcap": 0.0,
     } | {k: x for k, x in arguments.items() if k != "score_mod"}
     numbers |= {"factor": factor, "shift": shift}
-    found = _plain_dense(dtype)(
+    found = _plain_dense(dtype, compile)(
         *(
             x if k == "visible" else np.asarray(x, dtype if k in ARRAYS else "float32")
             for k, x in numbers.items()
@@ -188,11 +188,16 @@ def of_plain_dense(arguments, dtype):
 def within_budget(subject, *, feature, dtype="float32"):
     """Outputs and all gradients; the log-sum-exp and the weights besides.
 
-    `feature` is one of `ALONE`, or None for all that are honoured at once.
+    `feature` is one of `ALONE`, or None for all that are honoured at once, which is
+    compiled as users do.
     """
     ours, theirs = together(subject) if feature is None else ALONE[feature]
-    found, wanted = answers(subject, ours, dtype), of_loop(theirs, dtype)
-    peer = None if dtype == "float64" else of_plain_dense(theirs, dtype)
+    compile = compiling.as_users_do if feature is None else jax.jit
+    found = answers(subject, ours, dtype, compile=compile)
+    wanted = of_loop(theirs, dtype)
+    peer = None
+    if dtype != "float64":
+        peer = of_plain_dense(theirs, dtype, compile=compile)
     lse = found.pop("lse")
     for name, array in found.items():
         assert array.dtype == dtype, name
