@@ -12,9 +12,11 @@ import pytest
 import attention
 from attention import positions, score_mods, softmax
 from models import multihead
-from tests.support import readouts
+from tests.support import files, readouts
 
-GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "chapter_examples.npz")
+GOLDEN = files.arrays(
+    pathlib.Path(__file__).parents[1] / "golden" / "chapter_examples.npz"
+)
 entropy = jax.jit(softmax.entropy)
 
 

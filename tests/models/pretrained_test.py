@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from models import pretrained
-from tests.support import recurrences
+from tests.support import files, recurrences
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "pretrained"
 NAMES = list(pretrained.ARCHITECTURES)
@@ -19,7 +19,7 @@ NAMES = list(pretrained.ARCHITECTURES)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_pytorch(name):
     """In one pass, token by token, and after a prefill of some."""
-    expected = np.load(GOLDEN / name / "expected.npz")
+    expected = files.arrays(GOLDEN / name / "expected.npz")
     tokens, wanted = np.int32(expected["input_ids"]), expected["logits"]
     module, params = pretrained.load(GOLDEN / name)
     found = jax.jit(module.apply)({"params": params}, tokens)
@@ -112,7 +112,7 @@ def test_an_output_layer_of_its_own_is_read(tmp_path):
             "lm_head.weight": 2 * given["backbone.embeddings.weight"],
         },
     )
-    expected = np.load(GOLDEN / "mamba" / "expected.npz")
+    expected = files.arrays(GOLDEN / "mamba" / "expected.npz")
     module, params = pretrained.load(tmp_path)
     found = module.apply({"params": params}, np.int32(expected["input_ids"]))
     np.testing.assert_allclose(found, 2 * expected["logits"], atol=2e-4)

@@ -11,6 +11,7 @@ import pytest
 from matplotlib import image
 
 import attention
+from tests.support import files
 from train import benchmark, cli
 from train.bench import claims, peers, presets, tables, workload
 from train.report import terminal
@@ -87,7 +88,7 @@ def test_smoke_from_end_to_end(run, tmp_path):
     assert results["claims"] == []
     picture = tmp_path / "figures" / "attention_float32.png"
     assert image.imread(picture).std() > 0.01
-    arrays = np.load(picture.with_suffix(".npz"))
+    arrays = files.arrays(picture.with_suffix(".npz"))
     x, *_ = arrays["target jit, forward, time by length"]
     np.testing.assert_array_equal(x, [4, 8, 16])
     assert "8/8  T=8, 2 heads of 8, float32, forward+backward: target jit" in out

@@ -14,6 +14,7 @@ import pytest
 
 from attention import masks
 from models import mixers
+from tests.support import files
 from train import audit, benchmark, cli, experiment, main, workdir
 from train.lm import loss, metrics
 from train.proofs import causality, dependence
@@ -116,8 +117,8 @@ def test_workdir_holds_what_design_promises(finished):
     assert records[-1]["val_loss"] == report["val_loss"]
     for name in ("loss", "attention", "dependency"):
         assert (finished / "figures" / f"{name}.png").stat().st_size > 1000
-        assert np.load(finished / "figures" / f"{name}.npz").files
-    weights = np.load(finished / "figures" / "attention.npz")["weights"]
+        assert files.arrays(finished / "figures" / f"{name}.npz")
+    weights = files.arrays(finished / "figures" / "attention.npz")["weights"]
     assert weights.shape == (1, 2, 8, 8)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert sorted(p.name for p in (finished / "checkpoints").iterdir()) == ["12", "8"]

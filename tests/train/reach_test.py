@@ -12,6 +12,7 @@ import pytest
 from matplotlib import image
 
 import configs.reach
+from tests.support import files
 from train import cli, config, reach
 from train.studies import intervals
 from train.studies.reach import runs, settings, summary
@@ -166,7 +167,7 @@ def test_the_program_leaves_numbers_words_and_pictures(
     assert "training the GRU's slope minus attention's" in capsys.readouterr().out
     for name in ("gradients", "step_time"):
         assert image.imread(path / "figures" / f"{name}.png").std() > 0.01
-    arrays = np.load(path / "figures" / "gradients.npz")
+    arrays = files.arrays(path / "figures" / "gradients.npz")
     assert arrays["log norms, GRU, after"].shape == (2, 8)
 
 

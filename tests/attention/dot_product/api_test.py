@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import attention
-from tests.support import readouts
+from tests.support import files, readouts
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
 B, T, S, N, K, H = 2, 5, 7, 4, 2, 8
@@ -59,7 +59,7 @@ def test_equals_jax_nn_wherever_every_row_sees_a_key(implementation, arguments):
 @pytest.mark.parametrize("case", range(10))
 def test_pytorch_in_float64(case):
     """PyTorch's SDPA in float64: forward and gradients, grouped heads, T ≠ S."""
-    golden = np.load(GOLDEN / "sdpa_float64.npz")
+    golden = files.arrays(GOLDEN / "sdpa_float64.npz")
     assert golden["count"] == 10
     arrays = [jnp.asarray(golden[f"{case}_{name}"]) for name in ("q", "k", "v", "do")]
     out, backward = jax.vjp(

@@ -14,7 +14,7 @@ import pytest
 import attention
 from attention import masks, softmax
 from models import multihead
-from tests.support import readouts
+from tests.support import compiling, readouts
 
 # Fully masked rows
 
@@ -72,7 +72,7 @@ def test_a_module_row_that_sees_nothing_passes_no_gradient(implementation):
         shapes,
     )
 
-    @jax.jit
+    @compiling.as_users_do
     def padded(parameters):
         def loss(parameters):
             out = module.apply(parameters, x, mask=padded_band())
@@ -80,7 +80,7 @@ def test_a_module_row_that_sees_nothing_passes_no_gradient(implementation):
 
         return jax.grad(loss, has_aux=True)(parameters)
 
-    @jax.jit
+    @compiling.as_users_do
     @jax.grad
     def cut(parameters):
         rows = (x[:1], x[1:, :2])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from attention.properties import outcomes
+from tests.support import files
 from train.callables import picture
 
 
@@ -16,5 +17,5 @@ def test_the_picture_shows_what_moved_by_more_than_rounding(tmp_path, result, se
     assert picture.draw(tmp_path / "figures", [outcome], "") == [
         "figures/dependency.png"
     ]
-    dependency = np.load(tmp_path / "figures/dependency.npz")["dependency"]
+    dependency = files.arrays(tmp_path / "figures/dependency.npz")["dependency"]
     np.testing.assert_array_equal(dependency, [[1, seen, 0], [1, 1, 0], [0, 1, 1]])

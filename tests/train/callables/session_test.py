@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attention.properties import probes
-from tests.support import strangers
+from tests.support import files, strangers
 from train.report import dependency_figure
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -65,7 +65,7 @@ def test_an_honest_target(run):
     assert results()["gradients"] == "not applicable"
     assert {"python", "numpy", "jax"} <= contents["versions"].keys()
     assert contents["seconds"] > 0
-    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    dependency = files.arrays("runs/audit/figures/dependency.npz")["dependency"]
     np.testing.assert_array_equal(dependency, np.tri(6, dtype=bool))
 
 
@@ -74,7 +74,7 @@ def test_a_leak(run):
     assert status == 1
     assert fits_a_screen(out)
     leak = report()["leak"]
-    arrays = np.load("runs/audit/leak.npz", allow_pickle=False)
+    arrays = files.arrays("runs/audit/leak.npz")
     assert f"LEAK: output 3 depends on input 5: it moved by {leak['movement']:.3g}" in (
         out
     )
@@ -89,7 +89,7 @@ def test_a_leak(run):
     moved = np.abs(arrays["after"] - arrays["before"])[0]
     assert moved[3].max() == pytest.approx(arrays["movement"])
     assert np.flatnonzero(moved.max(axis=-1)).tolist() == [3, 5]
-    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    dependency = files.arrays("runs/audit/figures/dependency.npz")["dependency"]
     wanted = np.tri(6, dtype=bool)
     wanted[3, 5] = True
     np.testing.assert_array_equal(dependency, wanted)
@@ -162,7 +162,7 @@ def test_a_leak_that_only_the_derivative_shows(run):
     assert leak["probes"] == ["gradients"]
     assert (leak["source"], leak["target"], leak["shape"]) == (1, 0, [1, 2, 3])
     assert "its derivative in a random direction is" in " ".join(out.split())
-    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    dependency = files.arrays("runs/audit/figures/dependency.npz")["dependency"]
     assert np.argwhere(np.triu(dependency, 1)).tolist() == [[0, 1]]
     assert by_hand(leak) > 1e-3
     replayed = ("--replay=runs/audit/leak.npz",)
@@ -207,7 +207,7 @@ def test_rounding_and_nan_are_reported_and_not_failed(run):
     assert report()["causality"]["passed"] is True
     (edits, *_) = report()["causality"]["probes"]
     assert edits["finding"]["kind"] == "rounding"
-    dependency = np.load("runs/audit/figures/dependency.npz")["dependency"]
+    dependency = files.arrays("runs/audit/figures/dependency.npz")["dependency"]
     assert not np.triu(dependency, 1).any()
 
 

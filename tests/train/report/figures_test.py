@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import figure, image
 
+from tests.support import files
 from train.report import dependency_figure, figures
 
 STEPS = np.arange(10, 210, 10)
@@ -37,7 +38,7 @@ def check(path):
         path.name,
         path.with_suffix(".npz").name,
     }
-    return np.load(path.with_suffix(".npz"))
+    return files.arrays(path.with_suffix(".npz"))
 
 
 @pytest.mark.parametrize("yscale", ["linear", "log"])

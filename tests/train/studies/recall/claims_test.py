@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.support import files
 from tests.train import study_test
 from train.studies import batches, sweep, tasks
 from train.studies.recall import by_distance, claims, picture, runs, summary, table
@@ -256,10 +257,10 @@ def test_pictures_hold_the_means(tmp_path):
         rows("window", 0.5 + NOISE) + rows("zero", 0.2 + NOISE, state=0)
     )
     picture.accuracy(tmp_path, SETTINGS, points)
-    arrays = np.load(tmp_path / "accuracy.npz")
+    arrays = files.arrays(tmp_path / "accuracy.npz")
     np.testing.assert_array_equal(arrays["mixer"], ["window", "zero"])
     np.testing.assert_allclose(arrays["mean"], [0.5, 0.2])
     assert (arrays["low"] < arrays["mean"]).all()
     picture.distance(tmp_path, SETTINGS, distance_rows(0.9 + NOISE, 0.25 + NOISE))
-    drawn = np.load(tmp_path / "distance.npz")["window 8"]
+    drawn = files.arrays(tmp_path / "distance.npz")["window 8"]
     np.testing.assert_allclose(drawn[:, :2], [[1, 0.9], [3, 0.25]])
